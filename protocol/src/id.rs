@@ -62,6 +62,12 @@ impl LockId {
         }
     }
 
+    /// The usual identity: the lock's address.
+    pub fn of<T>(lock: &T) -> Self {
+        // References are never null; the fallback is unreachable.
+        Self(NonZeroU64::new(core::ptr::from_ref(lock).addr() as u64).unwrap_or(NonZeroU64::MIN))
+    }
+
     /// The identity as it stands in a slot.
     #[inline]
     pub const fn get(self) -> u64 {

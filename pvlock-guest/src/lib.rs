@@ -1,0 +1,38 @@
+//! Paravirtual ticket spinlocks for the guest side of a virtual machine.
+//!
+//! A spinlock waits well while its holder runs. In a VM with more vCPUs than CPUs the holder, or the next waiter in line,
+//! is often not running, and everybody else burns time slices. The locks here publish who waits for what in a region
+//! shared with the host, halt through a doorbell after a budget of spinning, and are kicked when their turn comes.
+//!
+//! * [`Platform`] is the contract with your kernel: a dozen short static methods.
+//! * [`Guest`] is the state of one VM: the shared region, registration, the mode of its locks.
+//! * [`TicketLock`] serves strictly in the order of arrival.
+//! * [`Scoped`] wraps a lock so that it disables preemption or interrupts, before it draws a ticket.
+//! * With feature `lock_api_05` or `lock_api_04` there is a `Mutex<T>` for each.
+//!
+//! Without a host, or before registration, the same locks spin. Nothing here allocates, logs or takes another lock.
+
+#![no_std]
+
+#[cfg(test)]
+extern crate std;
+
+mod guest;
+mod platform;
+mod scoped;
+mod sync;
+mod ticket;
+mod waiter;
+mod waiters;
+
+#[cfg(feature = "lock_api_04")]
+pub mod lock_api_04;
+#[cfg(feature = "lock_api_05")]
+pub mod lock_api_05;
+
+pub use guest::{DEFAULT_SPIN_BUDGET, Guest, GuestRef, Mode};
+pub use platform::{KickKind, Platform, Word};
+pub use pvlock_hypercalls as hypercalls;
+pub use pvlock_protocol as protocol;
+pub use scoped::{InterruptsOff, PreemptionOff, RawLock, Scope, Scoped};
+pub use ticket::{Ticket, TicketLock};
