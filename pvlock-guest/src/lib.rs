@@ -25,9 +25,9 @@ mod ticket;
 mod waiter;
 mod waiters;
 
-#[cfg(feature = "lock_api_04")]
+#[cfg(all(feature = "lock_api_04", not(pvlock_loom)))]
 pub mod lock_api_04;
-#[cfg(feature = "lock_api_05")]
+#[cfg(all(feature = "lock_api_05", not(pvlock_loom)))]
 pub mod lock_api_05;
 
 pub use guest::{DEFAULT_SPIN_BUDGET, Guest, GuestRef, Mode};
