@@ -1,0 +1,58 @@
+//! vCPUs that run in KVM: decodes the doorbell out of the exits of `kvm-ioctls`.
+//!
+//! Works on PIO, MMIO and MSR exits. The vCPU's thread sleeps in user space, where an in-kernel interrupt controller cannot
+//! see it: call [`Driver::interrupt`] when you inject an interrupt, or let only waiters with interrupts off halt this way.
+
+use super::{Driver, Outcome};
+use crate::GuestMemory;
+use kvm_ioctls::VcpuExit;
+use pvlock_hypercalls::{Access, Transport};
+use pvlock_protocol::VcpuId;
+
+impl<M: GuestMemory> Driver<M> {
+    /// Handles an exit of `vcpu` if it is a doorbell at `transport`, sleeping if the engine says so, and else hands it back.
+    pub fn exit<'a>(&self, transport: Transport, vcpu: VcpuId, exit: VcpuExit<'a>) -> Result<Outcome, VcpuExit<'a>> {
+        match (transport, exit) {
+            (Transport::Pio(pio), VcpuExit::IoOut(port, data)) => match pio.decode_out(port, data) {
+                Some(access) => Ok(self.access(vcpu, access, drop)),
+                None => Err(VcpuExit::IoOut(port, data)),
+            },
+            (Transport::Pio(pio), VcpuExit::IoIn(port, data)) => match pio.decode_in(port, data) {
+                Some(access) => Ok(self.read(vcpu, access, data)),
+                None => Err(VcpuExit::IoIn(port, data)),
+            },
+            (Transport::Mmio(mmio), VcpuExit::MmioWrite(address, data)) => match mmio.decode_write(address, data) {
+                Some(access) => Ok(self.access(vcpu, access, drop)),
+                None => Err(VcpuExit::MmioWrite(address, data)),
+            },
+            (Transport::Mmio(mmio), VcpuExit::MmioRead(address, data)) => match mmio.decode_read(address, data) {
+                Some(access) => Ok(self.read(vcpu, access, data)),
+                None => Err(VcpuExit::MmioRead(address, data)),
+            },
+            (Transport::Msr(msr), VcpuExit::X86Wrmsr(exit)) => match msr.decode_write(exit.index, exit.data) {
+                Some(access) => {
+                    *exit.error = 0;
+                    Ok(self.access(vcpu, access, drop))
+                }
+                None => Err(VcpuExit::X86Wrmsr(exit)),
+            },
+            (Transport::Msr(msr), VcpuExit::X86Rdmsr(exit)) => match msr.decode_read(exit.index) {
+                Some(access) => {
+                    *exit.error = 0;
+                    Ok(self.access(vcpu, access, |word| *exit.data = word.into()))
+                }
+                None => Err(VcpuExit::X86Rdmsr(exit)),
+            },
+            (_, exit) => Err(exit),
+        }
+    }
+
+    fn read(&self, vcpu: VcpuId, access: Access, data: &mut [u8]) -> Outcome {
+        data.fill(0);
+        self.access(vcpu, access, |word| {
+            for (byte, answer) in data.iter_mut().zip(word.to_le_bytes()) {
+                *byte = answer;
+            }
+        })
+    }
+}

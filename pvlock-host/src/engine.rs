@@ -1,0 +1,380 @@
+//! The engine: events in, verdicts out.
+
+use crate::config::{Config, ConfigError, Queue, RunStates};
+use crate::event::{Park, Resume, Unpark, Verdict, Waker};
+use crate::queue::Queues;
+use crate::registration::{Registered, Registration};
+use crate::statistics::{Counters, Statistics};
+use crate::sync::{AtomicU32, Lock, Ordering};
+use crate::vcpu::{Halted, Reason, Vcpu};
+use crate::{GuestMemory, Sleeper};
+use alloc::boxed::Box;
+use crossbeam_utils::CachePadded;
+use pvlock_hypercalls::{Doorbell, Status};
+use pvlock_protocol::{Geometry, PAGE_SIZE, RunState, SlotIndex, VcpuId, Wait};
+
+/// Bits of [`Engine::stopped`]: nobody parks while one is set.
+const PAUSED: u32 = 1;
+const SHUT_DOWN: u32 = 2;
+
+/// The paravirtual-lock host of one VM.
+///
+/// `M` reaches the guest's memory, `R` is the lock around each vCPU's wait queue (see `lock_api`): a futex lock in user
+/// space, an interrupt-safe one in a hypervisor.
+///
+/// A vCPU's own events (doorbells, `unparked`, `scheduled_*`) come from one thread at a time; everything else from anywhere.
+pub struct Engine<M, R> {
+    config: Config,
+    memory: M,
+    registration: Registration,
+    /// Serialises REGISTER and UNREGISTER.
+    registering: Lock<R, ()>,
+    stopped: AtomicU32,
+    vcpus: Box<[CachePadded<Vcpu<R>>]>,
+}
+
+/// Why an engine cannot be made, or an event names something that is not there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EngineError {
+    /// See [`ConfigError`].
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+}
+
+impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
+    /// An engine for a VM with this many vCPUs. All allocation happens here.
+    ///
+    /// # Errors
+    ///
+    /// A configuration that could put a vCPU to sleep for ever, or a number of vCPUs the protocol cannot name.
+    pub fn new(config: Config, vcpus: usize, memory: M) -> Result<Self, EngineError> {
+        config.check(vcpus)?;
+        Ok(Self {
+            config,
+            memory,
+            registration: Registration::new(),
+            registering: Lock::new(()),
+            stopped: AtomicU32::new(0),
+            vcpus: (0..vcpus).map(|_| CachePadded::new(Vcpu::new())).collect(),
+        })
+    }
+
+    /// The settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The VM's vCPUs.
+    pub fn vcpus(&self) -> impl Iterator<Item = VcpuId> + use<M, R> {
+        (0..self.vcpus.len()).filter_map(VcpuId::new)
+    }
+
+    fn vcpu(&self, id: VcpuId) -> Option<&Vcpu<R>> {
+        self.vcpus.get(id.index()).map(|vcpu| &**vcpu)
+    }
+
+    fn queues(&self) -> Queues<'_, R> {
+        Queues(&self.vcpus)
+    }
+
+    fn registered(&self) -> Option<Registered<'_, M>> {
+        self.registration.get(&self.memory)
+    }
+
+    // ---- doorbells -------------------------------------------------------------------------------------------------
+
+    /// `vcpu` rang this word at `now` ns of the driver's clock. Never fails: what makes no sense is refused and counted.
+    pub fn doorbell(&self, vcpu: VcpuId, word: u32, now: u64, waker: &impl Waker) -> Verdict {
+        let Some(own) = self.vcpu(vcpu) else { return Verdict::Resume(Resume::Refused) };
+        let status = match Doorbell::decode(word) {
+            Some(Doorbell::Halt { slot, interrupts }) => return self.halt(vcpu, slot, interrupts, now),
+            Some(Doorbell::Kick(target)) => return self.kick(vcpu, target, waker),
+            Some(Doorbell::PauseLoop) => {
+                Counters::count(&own.counters.pause_loops);
+                return Verdict::Resume(Resume::Done);
+            }
+            Some(Doorbell::RegisterHigh { high }) => {
+                own.pfn_high.store(high, Ordering::Relaxed);
+                return Verdict::Resume(Resume::Done);
+            }
+            Some(Doorbell::Register { low }) => {
+                let high = own.pfn_high.swap(0, Ordering::Relaxed);
+                self.register(Doorbell::pfn(high, low))
+            }
+            Some(Doorbell::Unregister) => self.unregister(waker),
+            Some(Doorbell::Online(target)) => self.set_online(target, true, waker),
+            Some(Doorbell::Offline(target)) => self.set_online(target, false, waker),
+            None => Status::Unknown,
+        };
+        own.answer.store(status.encode(), Ordering::Relaxed);
+        if status == Status::Ok {
+            Verdict::Resume(Resume::Done)
+        } else {
+            Counters::count(&own.counters.refused);
+            Verdict::Resume(Resume::Refused)
+        }
+    }
+
+    /// What `vcpu` reads as the answer to its last doorbell that has one.
+    pub fn answer(&self, vcpu: VcpuId) -> u32 {
+        self.vcpu(vcpu).map_or(Status::NoSuchVcpu.encode(), |own| own.answer.load(Ordering::Relaxed))
+    }
+
+    fn register(&self, pfn: u64) -> Status {
+        let _registering = self.registering.lock();
+        if self.registered().is_some() {
+            return Status::AlreadyRegistered;
+        }
+        let Some(base) = pfn.checked_mul(PAGE_SIZE as u64) else { return Status::OutOfRange };
+        if !self.memory.contains(base, size_of::<pvlock_protocol::Header>() as u64) {
+            return Status::OutOfRange;
+        }
+        let geometry = match Geometry::read(|offset| self.memory.load(base + offset as u64)) {
+            Ok(geometry) => geometry,
+            Err(error) => return error.into(),
+        };
+        if geometry.vcpus < self.vcpus.len() {
+            return Status::BadVcpus;
+        }
+        if !self.memory.contains(base, geometry.size() as u64) {
+            return Status::OutOfRange;
+        }
+        Registered::answer(&self.memory, base, &geometry, &self.config);
+        self.registration.set(base, &geometry);
+        Status::Ok
+    }
+
+    fn unregister(&self, waker: &impl Waker) -> Status {
+        let _registering = self.registering.lock();
+        if self.registered().is_none() {
+            return Status::NotRegistered;
+        }
+        self.registration.clear();
+        for vcpu in &self.vcpus {
+            // Whoever saw the region registered writes to it under this lock: wait for them.
+            drop(vcpu.queue.lock());
+        }
+        self.wake_all(waker);
+        Status::Ok
+    }
+
+    fn set_online(&self, target: VcpuId, online: bool, waker: &impl Waker) -> Status {
+        let Some(vcpu) = self.vcpu(target) else { return Status::NoSuchVcpu };
+        if online && self.registered().is_none() {
+            return Status::NotRegistered;
+        }
+        if vcpu.set_online(online) {
+            waker.wake(target);
+        }
+        self.release_sleepers(target, waker);
+        Status::Ok
+    }
+
+    // ---- halt and kick ---------------------------------------------------------------------------------------------
+
+    /// `vcpu` has nothing to do until the latch of `slot` is set.
+    pub fn halt(&self, vcpu: VcpuId, slot: SlotIndex, interrupts: bool, now: u64) -> Verdict {
+        let Some(own) = self.vcpu(vcpu) else { return Verdict::Resume(Resume::Refused) };
+        Counters::count(&own.counters.halts);
+        let Some(region) = self.registered() else { return Verdict::Resume(Resume::NotParking) };
+        let wait = region.wait(vcpu, slot);
+        // Noted before the park becomes visible.
+        own.parked_at.store(now, Ordering::Relaxed);
+        own.link.lock.store(wait.map_or(0, |wait| wait.lock.get()), Ordering::Relaxed);
+        own.link.ticket.store(wait.map_or(0, |wait| wait.ticket), Ordering::Relaxed);
+        match own.halt(slot, interrupts) {
+            Halted::Parked => {}
+            Halted::Latched => {
+                Counters::count(&own.counters.latched);
+                return Verdict::Resume(Resume::Latched);
+            }
+            Halted::Interrupt => return Verdict::Resume(Resume::Interrupt),
+            Halted::Refused => return Verdict::Resume(Resume::NotParking),
+        }
+        // After the park is visible: `wake_all` either sees it or has set this before.
+        if self.stopped.load(Ordering::Acquire) != 0 || self.registered().is_none() {
+            own.unpark();
+            return Verdict::Resume(Resume::NotParking);
+        }
+        Counters::count(&own.counters.parks);
+        let on = wait.and_then(|wait| self.queue_for(vcpu, &wait)).filter(|&owner| {
+            let queued = self.queues().enqueue(vcpu, owner);
+            Counters::count(if queued { &own.counters.queued } else { &own.counters.cycles });
+            queued
+        });
+        self.publish(vcpu, RunState::NotRunning);
+        Verdict::Park(Park { until: now.saturating_add(self.config.deadline_ns), on })
+    }
+
+    /// On whose queue a waiter should sleep: a hint in range that names another, online vCPU.
+    fn queue_for(&self, vcpu: VcpuId, wait: &Wait) -> Option<VcpuId> {
+        let owner = match self.config.queue {
+            Queue::None => None,
+            Queue::Holder => wait.holder,
+            Queue::Previous => wait.predecessor,
+        }?;
+        (owner != vcpu && self.vcpu(owner)?.is_online()).then_some(owner)
+    }
+
+    /// `vcpu` kicks `target`.
+    pub fn kick(&self, vcpu: VcpuId, target: VcpuId, waker: &impl Waker) -> Verdict {
+        let Some(own) = self.vcpu(vcpu) else { return Verdict::Resume(Resume::Refused) };
+        let Some(kicked) = self.vcpu(target) else {
+            Counters::count(&own.counters.refused);
+            return Verdict::Resume(Resume::Refused);
+        };
+        Counters::count(&own.counters.kicks_sent);
+        Counters::count(&kicked.counters.kicks);
+        if kicked.kick() {
+            waker.wake(target);
+        }
+        if self.config.queue == Queue::Holder {
+            self.queues().hand_over(vcpu, target);
+        }
+        Verdict::Resume(Resume::Done)
+    }
+
+    /// The sleep of `vcpu` is over, at `now` ns of the driver's clock.
+    pub fn unparked(&self, vcpu: VcpuId, how: Unpark, now: u64, waker: &impl Waker) {
+        let Some(own) = self.vcpu(vcpu) else { return };
+        let reason = own.unpark();
+        Counters::count(match (reason, how) {
+            (Reason::Kick, _) => &own.counters.kicked,
+            (Reason::Interrupt, _) => &own.counters.interrupted,
+            (Reason::Wake, _) => &own.counters.woken,
+            (Reason::None, Unpark::Deadline) => &own.counters.forced,
+            (Reason::None, Unpark::Woken | Unpark::Signal) => &own.counters.spurious,
+        });
+        own.counters.slept(now.saturating_sub(own.parked_at.load(Ordering::Relaxed)));
+        self.queues().dequeue(vcpu);
+        self.resumed(vcpu, waker);
+    }
+
+    // ---- the scheduler, for hosts that have one ----------------------------------------------------------------------
+
+    /// `vcpu` runs on a CPU from now on.
+    pub fn scheduled_in(&self, vcpu: VcpuId, waker: &impl Waker) {
+        self.resumed(vcpu, waker);
+    }
+
+    /// `vcpu` no longer runs, without being parked.
+    pub fn scheduled_out(&self, vcpu: VcpuId) {
+        self.publish(vcpu, RunState::NotRunning);
+    }
+
+    /// Marks the vCPU running, then serves its queue (in this order: who enqueues re-checks the run state afterwards).
+    fn resumed(&self, vcpu: VcpuId, waker: &impl Waker) {
+        self.publish(
+            vcpu,
+            match self.config.run_states {
+                RunStates::Exact => RunState::Running,
+                RunStates::ParkedOnly => RunState::Unknown,
+            },
+        );
+        for _ in 0..self.config.wake_ahead {
+            let Some(sleeper) = self.queues().pop(vcpu) else { break };
+            self.wake(sleeper, waker);
+            if let Some(own) = self.vcpu(sleeper) {
+                Counters::count(&own.counters.served);
+            }
+        }
+    }
+
+    /// Publishes run state and counters in the vCPU's record, if there is one.
+    fn publish(&self, vcpu: VcpuId, state: RunState) {
+        let Some(own) = self.vcpu(vcpu) else { return };
+        // Under this lock, so that UNREGISTER can wait for us; looked up under it for the same reason.
+        let _writing = own.queue.lock();
+        if let Some(region) = self.registered() {
+            let counters = own.counters.read();
+            region.set_run_state(vcpu, state);
+            region.set_counters(vcpu, counters.kicks, counters.parks, counters.parked_ns);
+        }
+    }
+
+    // ---- everything else that ends a sleep ---------------------------------------------------------------------------
+
+    /// An interrupt was injected into `vcpu`: its sleep ends if it takes interrupts, else nothing happens.
+    pub fn interrupt(&self, vcpu: VcpuId, waker: &impl Waker) {
+        if self.vcpu(vcpu).is_some_and(Vcpu::interrupt) {
+            waker.wake(vcpu);
+        }
+    }
+
+    /// `vcpu` was reset: it is offline until it comes online again, has no latches, and nobody sleeps on it.
+    pub fn reset(&self, vcpu: VcpuId, waker: &impl Waker) {
+        self.set_online(vcpu, false, waker);
+    }
+
+    /// Nobody parks from now on, and who is parked returns to its thread: before pausing or saving the VM.
+    pub fn pause(&self, waker: &impl Waker) {
+        self.stop(PAUSED, waker);
+    }
+
+    /// The VM runs again.
+    pub fn resume(&self) {
+        self.stopped.fetch_and(!PAUSED, Ordering::Relaxed);
+    }
+
+    /// The VM ends: as [`Engine::pause`], for good.
+    pub fn shut_down(&self, waker: &impl Waker) {
+        self.stop(SHUT_DOWN, waker);
+    }
+
+    fn stop(&self, bit: u32, waker: &impl Waker) {
+        // Release: pairs with the load in `halt`, through the vCPU's word: see `wake_all`.
+        self.stopped.fetch_or(bit, Ordering::Release);
+        self.wake_all(waker);
+    }
+
+    /// Wakes everybody, spuriously.
+    ///
+    /// Whoever calls this has first set what makes `halt` refuse. Both sides then do a read-modify-write on the vCPU's word:
+    /// either ours comes second and sees the park, or `halt`'s comes second and sees what we set.
+    fn wake_all(&self, waker: &impl Waker) {
+        for vcpu in self.vcpus() {
+            self.wake(vcpu, waker);
+        }
+    }
+
+    fn wake(&self, vcpu: VcpuId, waker: &impl Waker) {
+        if self.vcpu(vcpu).is_some_and(Vcpu::wake) {
+            waker.wake(vcpu);
+        }
+    }
+
+    /// Wakes all who sleep on `owner`, which will not do it itself.
+    fn release_sleepers(&self, owner: VcpuId, waker: &impl Waker) {
+        // Bounded: who comes later finds the owner offline.
+        for _ in 0..self.queues().length(owner) {
+            let Some(sleeper) = self.queues().pop(owner) else { break };
+            self.wake(sleeper, waker);
+        }
+    }
+
+    // ---- looking in from outside -------------------------------------------------------------------------------------
+
+    /// Counts of one vCPU; zeros for one that does not exist.
+    pub fn vcpu_statistics(&self, vcpu: VcpuId) -> Statistics {
+        self.vcpu(vcpu).map(|own| own.counters.read()).unwrap_or_default()
+    }
+
+    /// Counts of all vCPUs.
+    pub fn statistics(&self) -> Statistics {
+        self.vcpus().map(|vcpu| self.vcpu_statistics(vcpu)).fold(Statistics::default(), core::ops::Add::add)
+    }
+
+    pub(crate) fn sleeper(&self, id: VcpuId, now: u64) -> Option<Sleeper> {
+        let own = self.vcpu(id)?;
+        let (slot, woken) = own.parked()?;
+        Some(Sleeper {
+            vcpu: id,
+            slot,
+            lock: own.link.lock.load(Ordering::Relaxed),
+            ticket: own.link.ticket.load(Ordering::Relaxed),
+            queue: own.link.owner(),
+            age_ns: now.saturating_sub(own.parked_at.load(Ordering::Relaxed)),
+            woken,
+        })
+    }
+}

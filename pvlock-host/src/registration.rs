@@ -1,0 +1,80 @@
+//! Where the region is, if the guest has registered one.
+
+use crate::GuestMemory;
+use crate::sync::{AtomicU64, Ordering};
+use pvlock_protocol::offset::{header, record};
+use pvlock_protocol::{Features, Geometry, PAGE_SIZE, RunState, SlotIndex, VcpuId, Wait, record_offset};
+
+/// What this version of the host can do with a guest.
+const SUPPORTED: Features = Features::HALT;
+
+/// The registered region: its address and stride, published in one word.
+///
+/// Bits 12 and up: address. Bits 1–6: stride in units of 128 bytes. Bit 0: registered.
+pub(crate) struct Registration(AtomicU64);
+
+/// A region that is, or was a moment ago, registered.
+#[derive(Clone, Copy)]
+pub(crate) struct Registered<'a, M> {
+    memory: &'a M,
+    base: u64,
+    stride: usize,
+}
+
+const STRIDE_UNIT: usize = pvlock_protocol::PREFETCH_PAIR;
+const _: () = assert!(Geometry::MAX_STRIDE / STRIDE_UNIT < 1 << 6);
+
+impl Registration {
+    pub(crate) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    pub(crate) fn get<'a, M: GuestMemory>(&self, memory: &'a M) -> Option<Registered<'a, M>> {
+        // Acquire: pairs with `set`.
+        let word = self.0.load(Ordering::Acquire);
+        let stride = (word >> 1 & 0x3f) as usize * STRIDE_UNIT;
+        (word & 1 == 1).then_some(Registered { memory, base: word & !(PAGE_SIZE as u64 - 1), stride })
+    }
+
+    pub(crate) fn set(&self, base: u64, geometry: &Geometry) {
+        // Release: pairs with `get`.
+        self.0.store(base | ((geometry.stride / STRIDE_UNIT) as u64) << 1 | 1, Ordering::Release);
+    }
+
+    pub(crate) fn clear(&self) {
+        self.0.store(0, Ordering::Release);
+    }
+}
+
+impl<M: GuestMemory> Registered<'_, M> {
+    /// Answers the guest's header.
+    pub(crate) fn answer(memory: &M, base: u64, geometry: &Geometry, config: &crate::Config) {
+        memory.store(base + header::FLAGS as u64, config.flags.bits());
+        memory.store(base + header::SPIN_BUDGET as u64, config.spin_budget);
+        memory.store(base + header::TICK_HZ as u64, config.tick_hz);
+        memory.store(base + header::ACCEPTED as u64, geometry.features.intersection(SUPPORTED).bits());
+    }
+
+    fn address(&self, vcpu: VcpuId, offset: usize) -> u64 {
+        self.base + (record_offset(vcpu, self.stride) + offset) as u64
+    }
+
+    /// What this vCPU publishes in a slot. Hints: nothing in it is checked but its range.
+    pub(crate) fn wait(&self, vcpu: VcpuId, slot: SlotIndex) -> Option<Wait> {
+        let load = |offset| self.memory.load(self.address(vcpu, offset));
+        Wait::snapshot(|| load(record::slot_id(slot)), || load(record::slot_word(slot)))
+    }
+
+    /// Publishes a vCPU's run state. The caller holds the vCPU's queue lock.
+    pub(crate) fn set_run_state(&self, vcpu: VcpuId, state: RunState) {
+        let address = self.address(vcpu, record::RUN_STATE);
+        self.memory.store(address, state.next_word(self.memory.load(address)));
+    }
+
+    /// Publishes a vCPU's counters. The caller holds the vCPU's queue lock.
+    pub(crate) fn set_counters(&self, vcpu: VcpuId, kicks: u64, parks: u64, parked_ns: u64) {
+        for (offset, value) in [(record::KICKS, kicks), (record::PARKS, parks), (record::PARKED_NS, parked_ns)] {
+            self.memory.store(self.address(vcpu, offset), value);
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Atomics and the engine's own lock: `core`'s and `lock_api`'s, or loom's in a model (`--cfg pvlock_loom`).
+
+#[cfg(not(pvlock_loom))]
+pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64};
+#[cfg(pvlock_loom)]
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+
+pub(crate) use core::sync::atomic::Ordering;
+
+/// The lock around one vCPU's queue. `R` is the host's choice: a futex lock in user space, an interrupt-safe one in a
+/// hypervisor; never a plain spinlock where the holder can be preempted.
+#[cfg(not(pvlock_loom))]
+pub(crate) type Lock<R, T> = lock_api::Mutex<R, T>;
+
+#[cfg(pvlock_loom)]
+pub(crate) struct Lock<R, T>(loom::sync::Mutex<T>, core::marker::PhantomData<fn() -> R>);
+
+#[cfg(pvlock_loom)]
+impl<R, T> Lock<R, T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self(loom::sync::Mutex::new(value), core::marker::PhantomData)
+    }
+
+    pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+        // A panic in a model ends the model.
+        self.0.lock().unwrap()
+    }
+}

@@ -1,0 +1,181 @@
+//! One vCPU as the engine keeps it: a word of latches and reasons to wake, its wait queue, its place on another's.
+
+use crate::queue::{Link, List};
+use crate::statistics::Counters;
+use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering};
+use pvlock_protocol::{SlotIndex, WAIT_SLOTS};
+
+/// Host-private state of a vCPU.
+pub(crate) struct Vcpu<R> {
+    /// See [`bits`].
+    word: AtomicU32,
+    /// Who sleeps on this vCPU. The lock also serialises the host's writes to this vCPU's record, so that UNREGISTER can wait
+    /// for them.
+    pub(crate) queue: Lock<R, List>,
+    /// Its own place on a queue.
+    pub(crate) link: Link,
+    /// Since when it sleeps, in ns of the driver's clock.
+    pub(crate) parked_at: AtomicU64,
+    /// Answer to its last doorbell.
+    pub(crate) answer: AtomicU32,
+    /// Argument of its last `RegisterHigh`.
+    pub(crate) pfn_high: AtomicU32,
+    pub(crate) counters: Counters,
+}
+
+/// The vCPU's word. Every transition is one read-modify-write, so a wake and a halt cannot miss each other:
+///
+/// ```text
+/// halt:    own latch (or a pending interrupt, if it takes them) set?  clear it, resume     : set PARKED, park
+/// wake:    set latches / WAKE / INTERRUPT; if PARKED and nothing that ends this park was set before: call the waker
+/// unpark:  clear PARKED and what ended the park (only the latch of the slot that halted)
+/// ```
+pub(crate) mod bits {
+    /// Bits 0–3: one latch per wait slot. A kick sets all.
+    pub(crate) const LATCHES: u32 = (1 << super::WAIT_SLOTS) - 1;
+    /// The vCPU sleeps, or is about to.
+    pub(crate) const PARKED: u32 = 1 << 4;
+    /// Bits 5–6: the slot that halted.
+    pub(crate) const SLOT_SHIFT: u32 = 5;
+    /// The sleeper takes interrupts.
+    pub(crate) const INTERRUPTS_ON: u32 = 1 << 7;
+    /// End the park for a reason that is no kick; never set without PARKED.
+    pub(crate) const WAKE: u32 = 1 << 8;
+    /// An interrupt was injected; stays until a halt or park consumes it.
+    pub(crate) const INTERRUPT: u32 = 1 << 9;
+    /// The guest said ONLINE.
+    pub(crate) const ONLINE: u32 = 1 << 10;
+}
+use bits::*;
+
+/// What ends the park that `word` describes.
+fn ends(word: u32) -> u32 {
+    let latch = 1 << (word >> SLOT_SHIFT & 3);
+    let interrupt = if word & INTERRUPTS_ON == 0 { 0 } else { INTERRUPT };
+    latch | WAKE | interrupt
+}
+
+/// The result of trying to halt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Halted {
+    Parked,
+    Latched,
+    Interrupt,
+    /// Not online, or (a driver's mistake) parked already.
+    Refused,
+}
+
+/// What ended a park.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    Kick,
+    Interrupt,
+    Wake,
+    /// Nothing the engine knows of.
+    None,
+}
+
+impl<R: lock_api::RawMutex> Vcpu<R> {
+    pub(crate) fn new() -> Self {
+        Self {
+            word: AtomicU32::new(0),
+            queue: Lock::new(List::EMPTY),
+            link: Link::new(),
+            parked_at: AtomicU64::new(0),
+            answer: AtomicU32::new(0),
+            pfn_high: AtomicU32::new(0),
+            counters: Counters::new(),
+        }
+    }
+
+    /// One read-modify-write of the word. AcqRel throughout: halt, wake and unpark pair with each other through it.
+    fn transition<T>(&self, mut step: impl FnMut(u32) -> (u32, T)) -> T {
+        let mut word = self.word.load(Ordering::Relaxed);
+        loop {
+            let (new, result) = step(word);
+            match self.word.compare_exchange_weak(word, new, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return result,
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    pub(crate) fn halt(&self, slot: SlotIndex, interrupts: bool) -> Halted {
+        self.transition(|word| {
+            let latch = 1 << slot.index();
+            if word & ONLINE == 0 || word & PARKED != 0 {
+                (word, Halted::Refused)
+            } else if word & latch != 0 {
+                (word & !latch, Halted::Latched)
+            } else if interrupts && word & INTERRUPT != 0 {
+                (word & !INTERRUPT, Halted::Interrupt)
+            } else {
+                let parked = PARKED | (slot.index() as u32) << SLOT_SHIFT | if interrupts { INTERRUPTS_ON } else { 0 };
+                (word | parked, Halted::Parked)
+            }
+        })
+    }
+
+    /// Sets `bits`; whether that ends a park which nothing else had ended yet, so that the waker has to be called.
+    fn post(&self, bits: u32) -> bool {
+        self.transition(|word| {
+            let bits = if word & PARKED == 0 { bits & !WAKE } else { bits };
+            let wakes = word & PARKED != 0 && word & ends(word) == 0 && bits & ends(word) != 0;
+            (word | bits, wakes)
+        })
+    }
+
+    pub(crate) fn kick(&self) -> bool {
+        self.post(LATCHES)
+    }
+
+    pub(crate) fn interrupt(&self) -> bool {
+        self.post(INTERRUPT)
+    }
+
+    pub(crate) fn wake(&self) -> bool {
+        self.post(WAKE)
+    }
+
+    /// The park is over: what ended it?
+    pub(crate) fn unpark(&self) -> Reason {
+        self.transition(|word| {
+            if word & PARKED == 0 {
+                return (word, Reason::None);
+            }
+            let ended = word & ends(word);
+            let reason = if ended & LATCHES != 0 {
+                Reason::Kick
+            } else if ended & INTERRUPT != 0 {
+                Reason::Interrupt
+            } else if ended != 0 {
+                Reason::Wake
+            } else {
+                Reason::None
+            };
+            (word & !(ended | PARKED | 3 << SLOT_SHIFT | INTERRUPTS_ON), reason)
+        })
+    }
+
+    pub(crate) fn set_online(&self, online: bool) -> bool {
+        // A vCPU that comes back starts without latches of its former life.
+        self.transition(|word| {
+            let wakes = !online && word & PARKED != 0 && word & ends(word) == 0;
+            let cleared = word & !(LATCHES | INTERRUPT | ONLINE);
+            let wake = if word & PARKED == 0 { 0 } else { WAKE };
+            (cleared | if online { ONLINE } else { wake }, wakes)
+        })
+    }
+
+    /// The slot that halted, if the vCPU is parked, and whether something has ended the park already.
+    pub(crate) fn parked(&self) -> Option<(SlotIndex, bool)> {
+        // Acquire: pairs with `halt`: who sees the park sees what was noted of it before.
+        let word = self.word.load(Ordering::Acquire);
+        let slot = SlotIndex::new((word >> SLOT_SHIFT & 3) as usize)?;
+        (word & PARKED != 0).then_some((slot, word & ends(word) != 0))
+    }
+
+    pub(crate) fn is_online(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & ONLINE != 0
+    }
+}
