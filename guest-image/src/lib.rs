@@ -11,12 +11,17 @@
 //! | `rsp` | top of a stack of its own, 16-byte aligned |
 //! | GS base | address of the vCPU's [`VcpuBlock`] |
 //!
-//! Locks and doorbells are not here: they are in `pvlock-protocol` and
-//! `pvlock-hypercalls`. The ports of [`port`] only end and check a guest.
+//! What it then does is described by a [`Job`]: a workload over a lock, with the results beside it. The same [`work`] runs on
+//! host threads when there is no VM.
 
 #![no_std]
 
 pub mod boot;
+pub mod job;
+pub mod locks;
 pub mod port;
+pub mod work;
 
 pub use boot::{BootPage, VcpuBlock};
+pub use job::Job;
+pub use locks::{Arena, LockKind};

@@ -1,5 +1,11 @@
-//! The library half of the `pvlock` command: a small VMM on KVM.
+//! The library half of the `pvlock` command: a small VMM on KVM, threads that stand in for one, and measurements on both.
 
+pub mod backend;
+pub mod measure;
+pub mod order;
+pub mod report;
+pub mod run;
+pub mod session;
 pub mod vm;
 
 /// The freestanding guest program, built together with this crate.

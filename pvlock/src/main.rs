@@ -1,47 +1,94 @@
-//! The `pvlock` command. For now it boots the guest program once and says what KVM it found.
+//! The `pvlock` command.
 
-use std::error::Error;
+use clap::{Parser, Subcommand};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pvlock::{report, run};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use pvlock::vm::{self, Cpl, KvmKind, Next, VcpuExit, Vm, VmConfig};
-use pvlock_guest_image::port;
+/// Paravirtual spinlocks on a real VM.
+#[derive(Parser)]
+#[command(version, args_conflicts_with_subcommands = true)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    run: run::Options,
+}
 
-const VCPUS: usize = 4;
+#[derive(Subcommand)]
+enum Command {
+    /// Compare locks in a VM with more vCPUs than CPUs (the default)
+    Run(run::Options),
+}
+
+/// Set by Ctrl-C.
+static INTERRUPT: AtomicBool = AtomicBool::new(false);
+/// What shells use for a process that SIGINT ended.
+const EXIT_INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
-    match boot() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("pvlock: {error}");
-            ExitCode::FAILURE
+    let arguments = Arguments::parse();
+    let handler = || {
+        if INTERRUPT.swap(true, Ordering::Relaxed) {
+            // Asked twice: do not wait for anything.
+            std::process::exit(EXIT_INTERRUPTED.into());
         }
+    };
+    if let Err(error) = ctrlc::set_handler(handler) {
+        eprintln!("pvlock: Ctrl-C will end the program at once, without a table: {error}");
+    }
+    match arguments.command {
+        None => run(&arguments.run),
+        Some(Command::Run(options)) => run(&options),
     }
 }
 
-fn boot() -> Result<(), Box<dyn Error>> {
-    let kvm = vm::open()?;
-    let kind = KvmKind::detect();
-    let cpl = Cpl::best_for(kind);
-    println!("{kind} KVM, guest in CPL {cpl}, {VCPUS} vCPUs");
-    let config = VmConfig { vcpus: VCPUS, ram_bytes: vm::layout::MIN_RAM, cpl };
-    let asked: [AtomicU32; VCPUS] = Default::default();
-    let running = Vm::new(&kvm, &config, pvlock::GUEST_IMAGE, |_, _| {})?.start(move |vcpu, exit| match exit {
-        VcpuExit::IoOut(port::ECHO, &[a, b, c, d]) => {
-            asked[vcpu].store(u32::from_le_bytes([a, b, c, d]), Ordering::Relaxed);
-            Next::Resume
+fn run(options: &run::Options) -> ExitCode {
+    let plan = match options.plan() {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("pvlock: {error}");
+            return ExitCode::FAILURE;
         }
-        VcpuExit::IoIn(port::ECHO, data) if data.len() == 4 => {
-            data.copy_from_slice(&port::echo(asked[vcpu].load(Ordering::Relaxed)).to_le_bytes());
-            Next::Resume
-        }
-        _ => Next::Unhandled,
-    })?;
-    let outcome = running.join()?;
-    for (vcpu, (end, exits)) in outcome.ends.iter().zip(&outcome.exits).enumerate() {
-        let exits: Vec<_> =
-            exits.iter().filter(|(_, count)| *count > 0).map(|(kind, count)| format!("{} {count}", kind.name())).collect();
-        println!("vCPU {vcpu}: {end:?} after {}", exits.join(", "));
+    };
+    if !options.json {
+        println!("{}", report::heading(&plan));
     }
-    Ok(())
+    let bar = progress_bar(&plan);
+    let run_ms = plan.limits.run.as_millis() as u64;
+    let (report, error) = plan.carry_out(&INTERRUPT, |at| {
+        bar.set_message(format!("{} on {} vCPUs", at.cell.lock.name(), at.cell.vcpus));
+        bar.set_position(u64::from(at.runs) * run_ms + at.time.as_millis() as u64);
+    });
+    bar.finish_and_clear();
+    if options.json {
+        println!("{}", report::json(&plan, &report));
+    } else if !report.rows.is_empty() {
+        println!("{}\n{}", report::table(&report), report::summary(&plan, &report));
+    }
+    if let Some(error) = error {
+        eprintln!("pvlock: {error}");
+        return ExitCode::FAILURE;
+    }
+    if report.interrupted {
+        return ExitCode::from(EXIT_INTERRUPTED);
+    }
+    let wrong =
+        report.rows.iter().filter(|row| !row.exact || row.forced > 0 || row.order.is_some_and(|order| order.overtaken > 0)).count();
+    if wrong > 0 {
+        eprintln!("pvlock: {wrong} rows show a lock that does not work: see the columns exact, forced and order");
+        return ExitCode::FAILURE;
+    }
+    ExitCode::SUCCESS
+}
+
+fn progress_bar(plan: &run::Plan) -> ProgressBar {
+    let length = u64::from(plan.runs()) * plan.limits.run.as_millis() as u64;
+    // Draws nothing when standard error is no terminal.
+    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} % {msg} (about {eta} left)") {
+        bar.set_style(style);
+    }
+    bar
 }

@@ -1,0 +1,188 @@
+//! What the guest is to do and what came of it: one structure that VMM and guest share. All zeros is a valid job.
+//!
+//! Everything is atomic, because both sides look at it while the other runs; what the VMM reads of it is checked like
+//! anything a guest writes.
+
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use crossbeam_utils::CachePadded;
+
+/// Most vCPUs a job can have.
+pub const MAX_VCPUS: usize = 64;
+/// Most locks a job can use.
+pub const MAX_LOCKS: usize = 64;
+/// Sub-buckets per power of two of the wait histogram: a resolution of about 6 %.
+const SUB_BUCKETS: usize = 16;
+/// Buckets of the wait histogram.
+pub const WAIT_BUCKETS: usize = (64 - 3) * SUB_BUCKETS;
+
+/// The workloads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Workload {
+    /// All vCPUs take one lock and advance the counter that it protects.
+    Counter = 0,
+    /// All vCPUs take one lock; only the one whose turn it is may advance the counter.
+    PingPong = 1,
+    /// Each acquisition is of another of many locks.
+    ManyLocks = 2,
+    /// Each acquisition is of two locks, one inside the other.
+    Nested = 3,
+    /// Every other acquisition tries first, and waits only if that failed.
+    TryMix = 4,
+}
+
+impl Workload {
+    /// All workloads with their names.
+    pub const ALL: [(&'static str, Self); 5] = [
+        ("counter", Self::Counter),
+        ("ping-pong", Self::PingPong),
+        ("many-locks", Self::ManyLocks),
+        ("nested", Self::Nested),
+        ("try-mix", Self::TryMix),
+    ];
+
+    /// The workload with this number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().map(|(_, workload)| workload).find(|workload| *workload as u32 == number)
+    }
+}
+
+/// One acquisition as the order log keeps it. The position in the log is the order of the critical sections: the lock
+/// itself protects the log.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct LogEntry {
+    /// Ticket, or [`LogEntry::BYPASS`].
+    pub ticket: AtomicU64,
+    /// vCPU.
+    pub vcpu: AtomicU64,
+    /// Ticks just before the ticket was drawn.
+    pub before_draw: AtomicU64,
+    /// Ticks just after the ticket was drawn.
+    pub after_draw: AtomicU64,
+    /// Ticks when the lock was acquired.
+    pub acquired: AtomicU64,
+}
+
+impl LogEntry {
+    /// "Ticket" of an acquisition that had none.
+    pub const BYPASS: u64 = u64::MAX;
+}
+
+/// What a lock protects. The owner updates it with plain loads and stores: two owners at once would lose an update.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Protected {
+    /// Advanced once in each critical section.
+    pub counter: AtomicU64,
+    /// Entries written to this lock's log.
+    pub logged: AtomicU64,
+}
+
+impl Protected {
+    /// Adds one, not atomically.
+    #[inline]
+    pub fn advance(cell: &AtomicU64) -> u64 {
+        let value = cell.load(Ordering::Relaxed);
+        cell.store(value + 1, Ordering::Relaxed);
+        value
+    }
+}
+
+/// What one vCPU did. Only it writes here.
+#[derive(Debug)]
+#[repr(C)]
+pub struct Done {
+    /// Critical sections.
+    pub sections: AtomicU64,
+    /// Acquisitions: as many as critical sections, except where two locks are taken for one.
+    pub acquisitions: AtomicU64,
+    /// Failed attempts without waiting.
+    pub failed_tries: AtomicU64,
+    /// Longest wait in ticks.
+    pub longest_wait: AtomicU64,
+    /// Waits by length, see [`wait_bucket`].
+    pub waits: [AtomicU64; WAIT_BUCKETS],
+}
+
+/// The job.
+#[derive(Debug)]
+#[repr(C, align(4096))]
+pub struct Job {
+    /// [`Workload`].
+    pub workload: AtomicU32,
+    /// [`LockKind`](crate::LockKind).
+    pub lock: AtomicU32,
+    /// vCPUs that take part.
+    pub vcpus: AtomicU32,
+    /// Locks in use, 1 to [`MAX_LOCKS`].
+    pub locks: AtomicU32,
+    /// Iterations of work inside the lock.
+    pub inside: AtomicU64,
+    /// Iterations of work outside.
+    pub outside: AtomicU64,
+    /// Critical sections of each vCPU, 0: until `stop`.
+    pub limit: AtomicU64,
+    /// Log entries for each lock, 0: no log.
+    pub log_capacity: AtomicU64,
+    /// Address of the logs, one lock's after the other's.
+    pub log_address: AtomicU64,
+    /// Doorbell port of the host; 0: there is no host.
+    pub port: AtomicU32,
+    /// Set by the guest when vCPU 0 has tried to register: 1 + the status.
+    pub registered: AtomicU32,
+    /// vCPUs that are ready to start.
+    pub ready: AtomicU32,
+    /// Set by the VMM when they may.
+    pub go: AtomicU32,
+    /// Set by the VMM when they shall end.
+    pub stop: AtomicU32,
+    /// vCPUs that have ended.
+    pub ended: AtomicU32,
+    /// What the locks protect.
+    pub protected: [CachePadded<Protected>; MAX_LOCKS],
+    /// What each vCPU did.
+    pub done: [CachePadded<Done>; MAX_VCPUS],
+}
+
+/// The bucket of a wait: exact below 16 ticks, then 16 buckets for each power of two.
+pub fn wait_bucket(ticks: u64) -> usize {
+    let Some(exponent) = ticks.checked_ilog2().filter(|&exponent| exponent >= 4) else { return ticks as usize };
+    let sub = (ticks >> (exponent - 4)) as usize - SUB_BUCKETS;
+    (exponent as usize - 3) * SUB_BUCKETS + sub
+}
+
+/// The smallest wait that falls into a bucket, in ticks.
+pub fn wait_of_bucket(bucket: usize) -> u64 {
+    match (bucket / SUB_BUCKETS).checked_sub(1) {
+        None => bucket as u64,
+        Some(exponent) => ((SUB_BUCKETS + bucket % SUB_BUCKETS) as u64) << exponent,
+    }
+}
+
+const _: () = {
+    assert!(size_of::<LogEntry>() == 40);
+    assert!(core::mem::offset_of!(Job, protected) == 128);
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_cover_every_wait_in_order() {
+        let mut last = 0;
+        for exponent in 0..64 {
+            for ticks in [(1u64 << exponent) - 1, 1 << exponent, (1 << exponent) + 1, (1u64 << exponent) / 3 * 5] {
+                let bucket = wait_bucket(ticks);
+                assert!(bucket < WAIT_BUCKETS);
+                assert!(wait_of_bucket(bucket) <= ticks, "{ticks}");
+                assert!(bucket + 1 == WAIT_BUCKETS || wait_of_bucket(bucket + 1) > ticks, "{ticks}");
+            }
+            let bucket = wait_bucket(1 << exponent);
+            assert!(bucket > last || exponent == 0);
+            last = bucket;
+        }
+        assert_eq!(wait_bucket(u64::MAX), WAIT_BUCKETS - 1);
+    }
+}

@@ -1,0 +1,116 @@
+//! The locks that can be compared, behind one trait.
+
+use crate::job::{LogEntry, MAX_LOCKS};
+use crossbeam_utils::CachePadded;
+use pvlock_guest::{Platform, TicketLock};
+use spin::mutex::{SpinMutex, TicketMutex};
+
+/// Which lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum LockKind {
+    /// `spin::TicketMutex`.
+    SpinTicket = 0,
+    /// `spin::SpinMutex`, a test-and-set lock.
+    SpinTas = 1,
+    /// pvlock's strict ticket lock.
+    Ticket = 2,
+}
+
+impl LockKind {
+    /// All locks with their names.
+    pub const ALL: [(&'static str, Self); 3] =
+        [("spin-ticket", Self::SpinTicket), ("spin-tas", Self::SpinTas), ("ticket", Self::Ticket)];
+
+    /// The lock with this number.
+    pub fn from_number(number: u32) -> Option<Self> {
+        Self::ALL.into_iter().map(|(_, kind)| kind).find(|kind| *kind as u32 == number)
+    }
+
+    /// Its name on the command line and in tables.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("?", |(name, _)| name)
+    }
+
+    /// Whether nobody is ever overtaken, and tickets tell so.
+    pub fn is_strict(self) -> bool {
+        self == Self::Ticket
+    }
+}
+
+/// A lock under test.
+pub trait TestLock {
+    /// Runs `section` with the lock held. `drawn` runs as soon as the place in the queue is fixed, where the lock can tell;
+    /// `section` gets the ticket, [`LogEntry::BYPASS`] where there is none.
+    fn hold<R>(&self, drawn: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R;
+
+    /// The same if that needs no waiting.
+    fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R>;
+}
+
+impl TestLock for TicketMutex<()> {
+    #[inline]
+    fn hold<R>(&self, _: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
+        let _guard = self.lock();
+        section(LogEntry::BYPASS)
+    }
+
+    fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R> {
+        self.try_lock().map(|_guard| section(LogEntry::BYPASS))
+    }
+}
+
+impl TestLock for SpinMutex<()> {
+    #[inline]
+    fn hold<R>(&self, _: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
+        let _guard = self.lock();
+        section(LogEntry::BYPASS)
+    }
+
+    fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R> {
+        self.try_lock().map(|_guard| section(LogEntry::BYPASS))
+    }
+}
+
+impl<P: Platform> TestLock for TicketLock<P> {
+    #[inline]
+    fn hold<R>(&self, drawn: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
+        let ticket = self.lock_with(|_| drawn());
+        let result = section(u64::from(ticket.number()));
+        // SAFETY: the `lock_with` above returned this ticket.
+        unsafe { self.unlock(ticket) };
+        result
+    }
+
+    fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R> {
+        let ticket = self.try_lock()?;
+        let result = section(u64::from(ticket.number()));
+        // SAFETY: the `try_lock` above returned this ticket.
+        unsafe { self.unlock(ticket) };
+        Some(result)
+    }
+}
+
+/// One set of each kind of lock.
+pub struct Arena<P> {
+    pub(crate) spin_ticket: [CachePadded<TicketMutex<()>>; MAX_LOCKS],
+    pub(crate) spin_tas: [CachePadded<SpinMutex<()>>; MAX_LOCKS],
+    pub(crate) ticket: [CachePadded<TicketLock<P>>; MAX_LOCKS],
+}
+
+impl<P: Platform> Arena<P> {
+    /// Free locks.
+    pub const fn new() -> Self {
+        Self {
+            spin_ticket: [const { CachePadded::new(TicketMutex::new(())) }; MAX_LOCKS],
+            spin_tas: [const { CachePadded::new(SpinMutex::new(())) }; MAX_LOCKS],
+            ticket: [const { CachePadded::new(TicketLock::new()) }; MAX_LOCKS],
+        }
+    }
+}
+
+impl<P: Platform> Default for Arena<P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}

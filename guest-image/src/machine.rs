@@ -1,0 +1,90 @@
+//! The bare machine as pvlock's platform: what a kernel author has to write.
+
+use crate::entry;
+use core::arch::x86_64::_rdtsc;
+use core::sync::atomic::{AtomicU32, Ordering};
+use pvlock_guest::hypercalls::{Doorbell, Host, NativeCpuid, Pio, Ring, Transport, discover};
+use pvlock_guest::protocol::{PAGE_SIZE, SlotIndex, VcpuId};
+use pvlock_guest::{Guest, GuestRef, Platform};
+use pvlock_guest_image::{BootPage, Job, job};
+
+static GUEST: Guest<{ job::MAX_VCPUS }> = Guest::new();
+/// The host's doorbell port; 0 before registration or without a host.
+static PORT: AtomicU32 = AtomicU32::new(0);
+/// Word of a vCPU's block that says 1 + its number once it takes part.
+const ONLINE_WORD: usize = 1;
+
+pub(crate) enum Machine {}
+
+impl Platform for Machine {
+    #[inline]
+    fn guest() -> GuestRef<'static> {
+        GUEST.as_ref()
+    }
+
+    #[inline]
+    fn current() -> Option<VcpuId> {
+        VcpuId::decode(entry::vcpu_block().words[ONLINE_WORD].load(Ordering::Relaxed))
+    }
+
+    #[inline]
+    fn ticks() -> u64 {
+        // SAFETY: every x86-64 processor has a time-stamp counter, and the VMM leaves CR4.TSD clear.
+        unsafe { _rdtsc() }
+    }
+
+    fn halt(slot: SlotIndex, interrupts: bool) {
+        ring(Doorbell::Halt { slot, interrupts });
+    }
+
+    fn kick(vcpu: VcpuId) {
+        ring(Doorbell::Kick(vcpu));
+    }
+}
+
+fn doorbell() -> Option<Pio> {
+    match PORT.load(Ordering::Relaxed) {
+        0 => None,
+        port => Some(Pio { port: port as u16 }),
+    }
+}
+
+fn ring(doorbell_word: Doorbell) {
+    if let Some(pio) = doorbell() {
+        pio.ring(doorbell_word.encode());
+    }
+}
+
+/// Finds the host and registers; returns the status. Run by vCPU 0 before any other uses a lock.
+///
+/// Where CPUID shows the VMM's leaves, the host is found there. In CPL 3 on software KVM it shows those of the machine below
+/// instead; so the VMM also writes the port into the job, and only a guest in CPL 0 insists that both agree.
+pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
+    let port = job.port.load(Ordering::Relaxed);
+    if boot.cpl == 0 {
+        let found = match discover(&NativeCpuid) {
+            Host::Pvlock(offer) => match offer.transport {
+                Transport::Pio(pio) => u32::from(pio.port),
+                _ => panic!("the VMM offers a transport that this guest does not drive"),
+            },
+            Host::PvUnhalt | Host::None => 0,
+        };
+        assert!(found == port, "CPUID says port {found:#x}, the job {port:#x}");
+    }
+    PORT.store(port, Ordering::Relaxed);
+    let Some(pio) = doorbell() else { return 0 };
+    let address = core::ptr::from_ref(GUEST.as_ref().region().header).addr();
+    let first = VcpuId::new(0);
+    match GUEST.as_ref().register(&pio, (address / PAGE_SIZE) as u64, first) {
+        Ok(_) => 0,
+        Err(status) => status.encode(),
+    }
+}
+
+/// Brings the calling vCPU online.
+pub(crate) fn online(vcpu: usize) {
+    let (Some(pio), Some(id)) = (doorbell(), VcpuId::new(vcpu)) else { return };
+    if GUEST.as_ref().online(&pio, id).is_ok() {
+        entry::vcpu_block().words[ONLINE_WORD].store(VcpuId::encode(Some(id)), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,184 @@
+//! The workloads, for vCPUs of a VM and for threads alike.
+
+use crate::job::{Done, Job, LogEntry, MAX_LOCKS, Protected, Workload, wait_bucket};
+use crate::locks::{Arena, LockKind, TestLock};
+use core::cell::Cell;
+use core::hint::black_box;
+use core::sync::atomic::Ordering;
+use crossbeam_utils::CachePadded;
+use pvlock_guest::Platform;
+
+/// The part of one vCPU. `log` holds the job's log entries, for all locks; it may be empty.
+pub fn run<P: Platform>(job: &Job, arena: &Arena<P>, log: &[LogEntry], vcpu: usize) {
+    let Some(done) = job.done.get(vcpu) else { return };
+    job.ready.fetch_add(1, Ordering::AcqRel);
+    // Acquire: pairs with the VMM's Release: everything is set up.
+    while job.go.load(Ordering::Acquire) == 0 {
+        if job.stop.load(Ordering::Relaxed) != 0 {
+            return;
+        }
+        P::relax();
+    }
+    match LockKind::from_number(job.lock.load(Ordering::Relaxed)) {
+        Some(LockKind::SpinTicket) => Worker::<P, _>::new(job, &arena.spin_ticket, log, done, vcpu).run(),
+        Some(LockKind::SpinTas) => Worker::<P, _>::new(job, &arena.spin_tas, log, done, vcpu).run(),
+        Some(LockKind::Ticket) => Worker::<P, _>::new(job, &arena.ticket, log, done, vcpu).run(),
+        None => panic!("the job names a lock that this image does not have"),
+    }
+    // Release: who sees that all have ended sees their results.
+    job.ended.fetch_add(1, Ordering::Release);
+}
+
+struct Worker<'a, P, L> {
+    job: &'a Job,
+    locks: &'a [CachePadded<L>],
+    /// Log entries of each lock.
+    logs: core::slice::ChunksExact<'a, LogEntry>,
+    done: &'a Done,
+    vcpu: u64,
+    vcpus: u64,
+    inside: u64,
+    outside: u64,
+    platform: core::marker::PhantomData<fn() -> P>,
+}
+
+impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
+    fn new(job: &'a Job, locks: &'a [CachePadded<L>; MAX_LOCKS], log: &'a [LogEntry], done: &'a Done, vcpu: usize) -> Self {
+        let count = (job.locks.load(Ordering::Relaxed) as usize).clamp(1, MAX_LOCKS);
+        let capacity = job.log_capacity.load(Ordering::Relaxed) as usize;
+        Self {
+            job,
+            locks: &locks[..count],
+            logs: log.chunks_exact(capacity.max(1)),
+            done,
+            vcpu: vcpu as u64,
+            vcpus: u64::from(job.vcpus.load(Ordering::Relaxed)),
+            inside: job.inside.load(Ordering::Relaxed),
+            outside: job.outside.load(Ordering::Relaxed),
+            platform: core::marker::PhantomData,
+        }
+    }
+
+    fn run(&self) {
+        let Some(workload) = Workload::from_number(self.job.workload.load(Ordering::Relaxed)) else {
+            panic!("the job names a workload that this image does not have")
+        };
+        let limit = self.job.limit.load(Ordering::Relaxed);
+        // Marsaglia's xorshift64, seeded differently on each vCPU.
+        let mut random = 0x9e37_79b9_7f4a_7c15 * (self.vcpu + 1);
+        let mut rounds = 0;
+        while self.job.stop.load(Ordering::Relaxed) == 0 && (limit == 0 || rounds < limit) {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            spend(self.outside);
+            let index = (random >> 32) as usize % self.locks.len();
+            match workload {
+                Workload::Counter => self.section(0),
+                Workload::PingPong => self.turn(),
+                Workload::ManyLocks => self.section(index),
+                Workload::Nested => self.nested(index),
+                Workload::TryMix if rounds % 2 == 0 => self.try_section(index),
+                Workload::TryMix => self.section(index),
+            }
+            rounds += 1;
+            self.done.sections.store(rounds, Ordering::Relaxed);
+        }
+    }
+
+    /// Takes a lock, and does what is to be done with it held.
+    fn holding<R>(&self, index: usize, section: impl FnOnce() -> R) -> R {
+        let before_draw = P::ticks();
+        let after_draw = Cell::new(before_draw);
+        self.locks[index].hold(
+            || {
+                if self.logs.len() != 0 {
+                    after_draw.set(P::ticks());
+                }
+            },
+            |ticket| {
+                let acquired = P::ticks();
+                let result = section();
+                self.log(index, [ticket, self.vcpu, before_draw, after_draw.get(), acquired]);
+                self.waited(acquired.saturating_sub(before_draw));
+                result
+            },
+        )
+    }
+
+    fn section(&self, index: usize) {
+        self.holding(index, || {
+            spend(self.inside);
+            Protected::advance(&self.job.protected[index].counter);
+        });
+    }
+
+    fn turn(&self) {
+        self.holding(0, || {
+            spend(self.inside);
+            let counter = &self.job.protected[0].counter;
+            let turn = Protected::advance(counter);
+            // The second word is advanced only by the vCPU whose turn it is.
+            if turn % self.vcpus == self.vcpu {
+                Protected::advance(&self.job.protected[1].counter);
+                Protected::advance(&self.done.failed_tries);
+            }
+        });
+    }
+
+    fn nested(&self, index: usize) {
+        let inner = index + 1;
+        if inner == self.locks.len() {
+            return self.section(index);
+        }
+        // Always in the order of the locks: no deadlock.
+        self.holding(index, || {
+            Protected::advance(&self.job.protected[index].counter);
+            self.section(inner);
+        });
+    }
+
+    fn try_section(&self, index: usize) {
+        let before_draw = P::ticks();
+        let held = self.locks[index].try_hold(|ticket| {
+            let acquired = P::ticks();
+            spend(self.inside);
+            Protected::advance(&self.job.protected[index].counter);
+            // Drawn at some moment of the attempt.
+            self.log(index, [ticket, self.vcpu, before_draw, acquired, acquired]);
+            self.waited(0);
+        });
+        if held.is_none() {
+            Protected::advance(&self.done.failed_tries);
+            self.section(index);
+        }
+    }
+
+    fn waited(&self, ticks: u64) {
+        Protected::advance(&self.done.acquisitions);
+        Protected::advance(&self.done.waits[wait_bucket(ticks)]);
+        if ticks > self.done.longest_wait.load(Ordering::Relaxed) {
+            self.done.longest_wait.store(ticks, Ordering::Relaxed);
+        }
+    }
+
+    fn log(&self, index: usize, [ticket, vcpu, before_draw, after_draw, acquired]: [u64; 5]) {
+        let Some(entries) = self.logs.clone().nth(index) else { return };
+        let position = Protected::advance(&self.job.protected[index].logged);
+        // What does not fit is counted but not kept.
+        let Some(entry) = entries.get(position as usize) else { return };
+        entry.ticket.store(ticket, Ordering::Relaxed);
+        entry.vcpu.store(vcpu, Ordering::Relaxed);
+        entry.before_draw.store(before_draw, Ordering::Relaxed);
+        entry.after_draw.store(after_draw, Ordering::Relaxed);
+        entry.acquired.store(acquired, Ordering::Relaxed);
+    }
+}
+
+/// Some work that the compiler does not remove: about a nanosecond an iteration.
+#[inline]
+fn spend(iterations: u64) {
+    for iteration in 0..iterations {
+        black_box(iteration);
+    }
+}

@@ -1,0 +1,161 @@
+//! Where guest code runs: in a VM on `/dev/kvm`, or on threads.
+
+pub mod kvm;
+pub mod threads;
+
+use crate::order::LogView;
+use crate::session::{Ended, Limits, Times};
+use crate::vm::{Cpl, ExitCounts, KvmError, KvmKind, OutOfRange, VmError, VmFailure};
+use pvlock_guest_image::job::{LogEntry, MAX_LOCKS, Workload};
+use pvlock_guest_image::{Job, LockKind};
+use pvlock_host::{Config, EngineError, Statistics};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Spec {
+    /// The lock.
+    pub lock: LockKind,
+    /// The workload.
+    pub workload: Workload,
+    /// vCPUs.
+    pub vcpus: usize,
+    /// Locks used by workloads with many, 1 to [`MAX_LOCKS`].
+    pub locks: usize,
+    /// Iterations of work inside the lock.
+    pub inside: u64,
+    /// Iterations of work outside.
+    pub outside: u64,
+    /// Critical sections of each vCPU; 0: until the time is over.
+    pub limit: u64,
+    /// Entries of the order log for each lock; 0: no log.
+    pub log: u64,
+    /// The host's settings.
+    pub host: Config,
+    /// Whether the guest gets a host at all.
+    pub paravirtual: bool,
+}
+
+/// What a run left behind.
+pub struct Outcome<'a> {
+    /// Whether it came to its end.
+    pub ended: Ended,
+    /// How long it took.
+    pub times: Times,
+    /// Parameters and results.
+    pub job: &'a Job,
+    /// The order log, if there was one.
+    pub log: LogView<'a>,
+    /// What the host counted.
+    pub host: Statistics,
+    /// Exits of all vCPUs by kind; none without a VM.
+    pub exits: Option<ExitCounts>,
+}
+
+/// A place where guest code runs.
+#[derive(Clone, Copy, Debug)]
+pub enum Backend {
+    /// `/dev/kvm`.
+    Kvm {
+        /// What kind of KVM it is.
+        kind: KvmKind,
+        /// The guest's privilege level.
+        cpl: Cpl,
+    },
+    /// Threads of this process, without a VM.
+    Threads,
+}
+
+/// What can go wrong in a run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// `/dev/kvm` cannot be used.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The VM could not be made.
+    #[error(transparent)]
+    Vm(#[from] VmError),
+    /// A vCPU failed.
+    #[error("{0}")]
+    Failure(#[from] VmFailure),
+    /// The host engine refuses its settings.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// Guest memory is too small: a mistake in this program.
+    #[error("guest memory: {0}")]
+    Memory(#[from] OutOfRange),
+    /// The guest could not register with the host.
+    #[error("the guest could not register its region with the host: {0}")]
+    Registration(pvlock_host::hypercalls::Status),
+    /// Nothing moved.
+    #[error("the guest hangs: {sections} critical sections, then none for {seconds:.1} s\n{dump}")]
+    Hung {
+        /// Critical sections until then.
+        sections: u64,
+        /// The watchdog's patience.
+        seconds: f64,
+        /// Every vCPU and every sleeper.
+        dump: String,
+    },
+    /// A thread panicked.
+    #[error("a vCPU thread panicked")]
+    Panicked,
+}
+
+impl Backend {
+    /// Its name in output.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Kvm { .. } => "kvm",
+            Self::Threads => "threads",
+        }
+    }
+
+    /// Runs `spec` and hands what came of it to `read`.
+    ///
+    /// # Errors
+    ///
+    /// Any [`RunError`].
+    pub fn run<T>(
+        &self,
+        spec: &Spec,
+        limits: Limits,
+        interrupt: &AtomicBool,
+        progress: impl FnMut(std::time::Duration),
+        read: impl FnOnce(&Outcome<'_>) -> T,
+    ) -> Result<T, RunError> {
+        match *self {
+            Self::Kvm { cpl, .. } => kvm::run(spec, cpl, limits, interrupt, progress, read),
+            Self::Threads => threads::run(spec, limits, interrupt, progress, read),
+        }
+    }
+}
+
+/// Writes the parameters into a job of zeros.
+fn fill(job: &Job, spec: &Spec, port: u32, log_address: u64) {
+    job.workload.store(spec.workload as u32, Ordering::Relaxed);
+    job.lock.store(spec.lock as u32, Ordering::Relaxed);
+    job.vcpus.store(spec.vcpus as u32, Ordering::Relaxed);
+    job.locks.store(locks(spec) as u32, Ordering::Relaxed);
+    job.inside.store(spec.inside, Ordering::Relaxed);
+    job.outside.store(spec.outside, Ordering::Relaxed);
+    job.limit.store(spec.limit, Ordering::Relaxed);
+    job.log_capacity.store(spec.log, Ordering::Relaxed);
+    job.log_address.store(log_address, Ordering::Relaxed);
+    job.port.store(port, Ordering::Relaxed);
+}
+
+fn locks(spec: &Spec) -> usize {
+    match spec.workload {
+        Workload::Counter | Workload::PingPong => 1,
+        Workload::ManyLocks | Workload::Nested | Workload::TryMix => spec.locks.clamp(1, MAX_LOCKS),
+    }
+}
+
+fn log_entries(spec: &Spec) -> usize {
+    spec.log as usize * locks(spec)
+}
+
+fn log_bytes(spec: &Spec) -> u64 {
+    (log_entries(spec) * size_of::<LogEntry>()) as u64
+}

@@ -1,0 +1,181 @@
+//! Threads that stand in for vCPUs: the same guest code and host engine, no VM.
+
+use super::{Outcome, RunError, Spec, fill, log_entries};
+use crate::order::LogView;
+use crate::session::{Ended, Limits, Vcpus, ticks, watch};
+use pvlock_guest::{Guest, GuestRef, Platform};
+use pvlock_guest_image::job::{self, Job, LogEntry};
+use pvlock_guest_image::{Arena, work};
+use pvlock_host::driver::threads::{Threads, threads};
+use pvlock_host::hypercalls::{Doorbell, Ring};
+use pvlock_host::protocol::{SlotIndex, VcpuId};
+use std::cell::Cell;
+use std::fmt::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Duration;
+
+/// A "VM" of threads.
+struct Machine {
+    guest: GuestRef<'static>,
+    host: Option<Threads>,
+    arena: Arena<Thread>,
+}
+
+/// The vCPU that the current thread is.
+#[derive(Clone, Copy)]
+struct Current {
+    machine: &'static Machine,
+    vcpu: VcpuId,
+}
+
+std::thread_local! {
+    static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
+}
+
+/// The platform of a thread.
+enum Thread {}
+
+impl Thread {
+    fn ring(doorbell: Doorbell) {
+        if let Some(Current { machine: Machine { host: Some(host), .. }, vcpu }) = CURRENT.get() {
+            host.doorbell(vcpu).ring(doorbell.encode());
+        }
+    }
+}
+
+/// Threads that are no vCPUs have a guest without a host.
+static NOBODY: Guest<1> = Guest::new();
+
+impl Platform for Thread {
+    #[inline]
+    fn guest() -> GuestRef<'static> {
+        CURRENT.get().map_or(NOBODY.as_ref(), |current| current.machine.guest)
+    }
+
+    #[inline]
+    fn current() -> Option<VcpuId> {
+        CURRENT.get().map(|current| current.vcpu)
+    }
+
+    #[inline]
+    fn ticks() -> u64 {
+        ticks()
+    }
+
+    fn halt(slot: SlotIndex, interrupts: bool) {
+        Self::ring(Doorbell::Halt { slot, interrupts });
+    }
+
+    fn kick(vcpu: VcpuId) {
+        Self::ring(Doorbell::Kick(vcpu));
+    }
+}
+
+/// Counts the threads that have ended, however they did.
+struct Running(Arc<AtomicUsize>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+struct Watched {
+    running: Arc<AtomicUsize>,
+    job: &'static Job,
+}
+
+impl Vcpus for Watched {
+    fn have_failed(&self) -> bool {
+        // Ended without having said so: a panic.
+        let ended = self.job.ended.load(Ordering::Acquire) as usize;
+        self.running.load(Ordering::Acquire) + ended < self.job.vcpus.load(Ordering::Relaxed) as usize
+    }
+}
+
+/// Everything that the threads of one run see. They may outlive the run if they hang, so it is freed only when all have
+/// ended.
+struct World {
+    guest: Guest<{ job::MAX_VCPUS }>,
+    job: Job,
+    log: Vec<LogEntry>,
+}
+
+pub(super) fn run<T>(
+    spec: &Spec,
+    limits: Limits,
+    interrupt: &AtomicBool,
+    progress: impl FnMut(Duration),
+    read: impl FnOnce(&Outcome<'_>) -> T,
+) -> Result<T, RunError> {
+    let world: &'static World = Box::leak(new_world(log_entries(spec)));
+    let guest = world.guest.as_ref();
+    let host = if spec.paravirtual { Some(threads(spec.host, guest.region(), spec.vcpus)?) } else { None };
+    let machine: &'static Machine = Box::leak(Box::new(Machine { guest, host, arena: Arena::new() }));
+    let job = &world.job;
+    fill(job, spec, 0, 0);
+
+    let running = Arc::new(AtomicUsize::new(spec.vcpus));
+    let mut handles = Vec::new();
+    if let Some(host) = &machine.host {
+        let boot = VcpuId::new(0);
+        // As at boot: one vCPU registers before the others are started.
+        if let Some(status) = boot.and_then(|boot| guest.register(&host.doorbell(boot), 0, [boot]).err()) {
+            return Err(RunError::Registration(status));
+        }
+    }
+    for vcpu in (0..spec.vcpus).filter_map(VcpuId::new) {
+        let running = Running(Arc::clone(&running));
+        handles.push(std::thread::spawn(move || {
+            let _running = running;
+            if let Some(host) = &machine.host {
+                // Refused only if the VM is going down already; then this vCPU spins.
+                let _ = guest.online(&host.doorbell(vcpu), vcpu);
+            }
+            CURRENT.set(Some(Current { machine, vcpu }));
+            work::run(job, &machine.arena, &world.log, vcpu.index());
+        }));
+    }
+
+    let watched = Watched { running: Arc::clone(&running), job };
+    let (ended, times) = watch(job, &watched, limits, interrupt, progress);
+    if let Ended::Hung { sections } = ended {
+        // The threads cannot be ended; their world stays.
+        let dump = machine.host.iter().flat_map(Threads::dump).fold(String::new(), |mut text, sleeper| {
+            let _ = writeln!(text, "{sleeper}");
+            text
+        });
+        return Err(RunError::Hung { sections, seconds: limits.watchdog.as_secs_f64(), dump });
+    }
+    if let Some(host) = &machine.host {
+        host.shut_down();
+    }
+    let panicked = handles.into_iter().map(|handle| handle.join().is_err()).filter(|&panicked| panicked).count() > 0;
+    let result = if panicked {
+        Err(RunError::Panicked)
+    } else {
+        let host = machine.host.as_ref().map(Threads::statistics).unwrap_or_default();
+        Ok(read(&Outcome { ended, times, job, log: LogView::new(&world.log, spec.log), host, exits: None }))
+    };
+    // SAFETY: both were leaked from boxes above; all threads that saw them have been joined, and what `read` returned does
+    // not borrow from them.
+    unsafe {
+        drop(Box::from_raw(std::ptr::from_ref(machine).cast_mut()));
+        drop(Box::from_raw(std::ptr::from_ref(world).cast_mut()));
+    }
+    result
+}
+
+fn new_world(entries: usize) -> Box<World> {
+    let mut world = Box::<World>::new_uninit();
+    let place = world.as_mut_ptr();
+    // SAFETY: each field is written in place once (the job, half a megabyte of atomics, as zeros, which are valid), so that
+    // the box is initialised.
+    unsafe {
+        (&raw mut (*place).guest).write(Guest::new());
+        (&raw mut (*place).job).write_bytes(0, 1);
+        (&raw mut (*place).log).write(std::iter::repeat_with(LogEntry::default).take(entries).collect());
+        world.assume_init()
+    }
+}

@@ -1,0 +1,233 @@
+//! From what a run left behind to the numbers of a row.
+
+use crate::backend::{Outcome, Spec};
+use crate::order::Order;
+use crate::vm::ExitCounts;
+use hdrhistogram::Histogram;
+use pvlock_guest_image::job::{WAIT_BUCKETS, Workload, wait_of_bucket};
+use pvlock_host::Statistics;
+use serde::Serialize;
+use std::sync::atomic::Ordering;
+
+/// Waits for the lock in µs, from the request to the acquisition.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct WaitUs {
+    /// Median.
+    pub p50: f64,
+    /// 99.9 %.
+    pub p999: f64,
+    /// Longest.
+    pub max: f64,
+}
+
+/// One row of the table: a lock at one number of vCPUs.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The lock's name.
+    pub lock: &'static str,
+    /// vCPUs.
+    pub vcpus: usize,
+    /// vCPUs per CPU.
+    pub overcommit: f64,
+    /// Acquisitions per second; the median of the repeats.
+    pub ops_per_s: f64,
+    /// Share of the bound: the best lock at one vCPU per CPU in this run. Absent if there was no such row.
+    pub share_of_bound: Option<f64>,
+    /// Jain's fairness index of the vCPUs' critical sections: 1 if all had as many, 1/n if one had all.
+    pub jain: f64,
+    /// Waits.
+    pub wait_us: WaitUs,
+    /// HALT doorbells.
+    pub halts: u64,
+    /// KICK doorbells.
+    pub kicks: u64,
+    /// Sleeps that ended for no known reason.
+    pub spurious: u64,
+    /// Sleeps that only the deadline ended.
+    pub forced: u64,
+    /// CPU seconds used.
+    pub cpu_s: f64,
+    /// Share of all CPUs that was idle.
+    pub cpu_idle: f64,
+    /// Whether no critical section was lost or counted twice.
+    pub exact: bool,
+    /// Acquisitions per second of each repeat, in the order they ran.
+    pub repeats: Vec<f64>,
+    /// What the order log says, in a checking run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub order: Option<OrderSummary>,
+}
+
+/// The order log's verdict.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct OrderSummary {
+    /// Acquisitions checked.
+    pub checked: u64,
+    /// Acquisitions that came before somebody who had certainly drawn earlier.
+    pub overtaken: u64,
+    /// Tickets that did not follow the one before.
+    pub out_of_sequence: u64,
+}
+
+/// One run, measured.
+#[derive(Clone, Debug)]
+pub struct Measured {
+    /// The row it would make alone.
+    pub row: Row,
+    /// What the host counted.
+    pub host: Statistics,
+    /// Exits by kind.
+    pub exits: Option<ExitCounts>,
+    /// The full verdict on the order.
+    pub order: Option<Order>,
+}
+
+/// Measures a run of `spec` on a machine with `pcpus` CPUs.
+pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
+    let job = outcome.job;
+    let per_vcpu =
+        |f: fn(&pvlock_guest_image::job::Done) -> u64| job.done.iter().take(spec.vcpus).map(|done| f(done)).collect::<Vec<_>>();
+    let sections = per_vcpu(|done| done.sections.load(Ordering::Relaxed));
+    let acquisitions: u64 = per_vcpu(|done| done.acquisitions.load(Ordering::Relaxed)).iter().sum();
+    let advanced: u64 = job.protected.iter().map(|protected| protected.counter.load(Ordering::Relaxed)).sum();
+    let exact = match spec.workload {
+        // The second counter was advanced only by the vCPU whose turn it was, which counted it too.
+        Workload::PingPong => {
+            let counter = |lock: usize| job.protected[lock].counter.load(Ordering::Relaxed);
+            let turns: u64 = per_vcpu(|done| done.failed_tries.load(Ordering::Relaxed)).iter().sum();
+            counter(0) == acquisitions && counter(1) == turns
+        }
+        _ => advanced == acquisitions,
+    };
+
+    let tick_ns = outcome.times.elapsed.as_nanos() as f64 / (outcome.times.ticks.max(1)) as f64;
+    // Three significant digits over any 64-bit value; recording cannot fail then.
+    let mut waits = Histogram::<u64>::new(3).ok();
+    let mut longest = 0;
+    for done in job.done.iter().take(spec.vcpus) {
+        longest = longest.max(done.longest_wait.load(Ordering::Relaxed));
+        for bucket in 0..WAIT_BUCKETS {
+            let count = done.waits[bucket].load(Ordering::Relaxed);
+            if let (Some(waits), true) = (&mut waits, count > 0) {
+                let ns = (wait_of_bucket(bucket) as f64 * tick_ns) as u64;
+                waits.saturating_record(ns.max(1));
+                let _ = waits.record_n(ns.max(1), count - 1);
+            }
+        }
+    }
+    let quantile = |q: f64| waits.as_ref().map_or(f64::NAN, |waits| waits.value_at_quantile(q) as f64 / 1000.0);
+
+    let seconds = outcome.times.elapsed.as_secs_f64();
+    let ops_per_s = if seconds > 0.0 { acquisitions as f64 / seconds } else { 0.0 };
+    let order = (spec.log > 0).then(|| outcome.log.order(job));
+    let row = Row {
+        lock: spec.lock.name(),
+        vcpus: spec.vcpus,
+        overcommit: spec.vcpus as f64 / pcpus as f64,
+        ops_per_s,
+        share_of_bound: None,
+        jain: jain(&sections),
+        wait_us: WaitUs { p50: quantile(0.5), p999: quantile(0.999), max: longest as f64 * tick_ns / 1000.0 },
+        halts: outcome.host.halts,
+        kicks: outcome.host.kicks,
+        spurious: outcome.host.spurious,
+        forced: outcome.host.forced,
+        cpu_s: outcome.times.cpu.as_secs_f64(),
+        cpu_idle: outcome.times.idle,
+        exact: exact && acquisitions > 0,
+        repeats: vec![ops_per_s],
+        order: order.map(|order| OrderSummary {
+            checked: order.checked,
+            overtaken: order.overtaken + order.backwards,
+            out_of_sequence: order.out_of_sequence,
+        }),
+    };
+    Measured { row, host: outcome.host, exits: outcome.exits, order }
+}
+
+/// Jain's index: (Σx)² / (n Σx²).
+pub fn jain(shares: &[u64]) -> f64 {
+    let sum: f64 = shares.iter().map(|&x| x as f64).sum();
+    let squares: f64 = shares.iter().map(|&x| (x as f64).powi(2)).sum();
+    if squares == 0.0 { 1.0 } else { sum * sum / (shares.len() as f64 * squares) }
+}
+
+/// One row from the repeats of a cell: that of the median throughput, with everything that must never happen summed up.
+pub fn median(mut repeats: Vec<Row>) -> Option<Row> {
+    let all: Vec<f64> = repeats.iter().map(|row| row.ops_per_s).collect();
+    let exact = repeats.iter().all(|row| row.exact);
+    let forced = repeats.iter().map(|row| row.forced).sum();
+    let orders: Vec<OrderSummary> = repeats.iter().filter_map(|row| row.order).collect();
+    repeats.sort_by(|a, b| a.ops_per_s.total_cmp(&b.ops_per_s));
+    let middle = repeats.len() / 2;
+    let mut row = repeats.into_iter().nth(middle)?;
+    row.exact = exact;
+    row.forced = forced;
+    row.repeats = all;
+    row.order = row.order.map(|_| OrderSummary {
+        checked: orders.iter().map(|order| order.checked).sum(),
+        overtaken: orders.iter().map(|order| order.overtaken).sum(),
+        out_of_sequence: orders.iter().map(|order| order.out_of_sequence).sum(),
+    });
+    Some(row)
+}
+
+/// Fills in each row's share of the bound: the best throughput of any lock at one vCPU per CPU.
+pub fn share_of_bound(rows: &mut [Row]) {
+    let bound = rows.iter().filter(|row| row.overcommit == 1.0).map(|row| row.ops_per_s).fold(0.0, f64::max);
+    for row in rows {
+        row.share_of_bound = (bound > 0.0).then(|| row.ops_per_s / bound);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jain_is_one_for_equals_and_a_share_for_a_monopolist() {
+        assert_eq!(jain(&[5, 5, 5, 5]), 1.0);
+        assert_eq!(jain(&[9, 0, 0]), 1.0 / 3.0);
+        assert_eq!(jain(&[0, 0]), 1.0);
+    }
+
+    fn row(ops_per_s: f64, exact: bool, forced: u64) -> Row {
+        Row {
+            lock: "ticket",
+            vcpus: 2,
+            overcommit: 1.0,
+            ops_per_s,
+            share_of_bound: None,
+            jain: 1.0,
+            wait_us: WaitUs { p50: 0.0, p999: 0.0, max: 0.0 },
+            halts: 0,
+            kicks: 0,
+            spurious: 0,
+            forced,
+            cpu_s: 0.0,
+            cpu_idle: 0.0,
+            exact,
+            repeats: vec![ops_per_s],
+            order: None,
+        }
+    }
+
+    #[test]
+    fn the_median_row_hides_no_inexact_repeat_and_no_forced_wake() {
+        let row = median(vec![row(3.0, true, 1), row(1.0, false, 0), row(2.0, true, 2)]).unwrap();
+        assert_eq!((row.ops_per_s, row.exact, row.forced, row.repeats.as_slice()), (2.0, false, 3, [3.0, 1.0, 2.0].as_slice()));
+        assert!(median(Vec::new()).is_none());
+    }
+
+    #[test]
+    fn the_bound_is_the_best_at_one_vcpu_per_cpu() {
+        let mut rows = [row(10.0, true, 0), row(20.0, true, 0), row(99.0, true, 0)];
+        rows[2].overcommit = 2.0;
+        share_of_bound(&mut rows);
+        assert_eq!(rows.map(|row| row.share_of_bound.unwrap()), [0.5, 1.0, 4.95]);
+        let mut alone = [row(10.0, true, 0)];
+        alone[0].overcommit = 4.0;
+        share_of_bound(&mut alone);
+        assert_eq!(alone[0].share_of_bound, None);
+    }
+}

@@ -1,0 +1,166 @@
+//! What a person, or a program, reads at the end.
+
+use crate::backend::Backend;
+use crate::measure::Row;
+use crate::run::{Plan, Report};
+use comfy_table::{Cell, CellAlignment, Table, presets};
+use serde::Serialize;
+use std::fmt::Write;
+
+#[derive(Serialize)]
+struct Json<'a> {
+    backend: &'static str,
+    kvm_kind: Option<&'static str>,
+    pcpus: usize,
+    rows: &'a [Row],
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    interrupted: bool,
+}
+
+/// One JSON object.
+pub fn json(plan: &Plan, report: &Report) -> String {
+    let kvm_kind = match plan.backend {
+        Backend::Kvm { kind, .. } => Some(kind.name()),
+        Backend::Threads => None,
+    };
+    let object =
+        Json { backend: plan.backend.name(), kvm_kind, pcpus: plan.pcpus, rows: &report.rows, interrupted: report.interrupted };
+    // Strings, numbers and vectors of them always serialise (NaN becomes null).
+    serde_json::to_string_pretty(&object).unwrap_or_default()
+}
+
+/// One line about where this runs and why.
+pub fn heading(plan: &Plan) -> String {
+    let place = match plan.backend {
+        Backend::Kvm { kind, cpl } => format!("{kind} KVM, guest in CPL {cpl}"),
+        Backend::Threads => "threads as vCPUs, no VM".to_owned(),
+    };
+    format!("pvlock on {} CPUs: {place} ({})", plan.pcpus, plan.why)
+}
+
+/// The table.
+pub fn table(report: &Report) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    let spread = report.rows.iter().any(|row| row.repeats.len() > 1);
+    let order = report.rows.iter().any(|row| row.order.is_some());
+    let mut head = vec!["lock", "vCPUs", "over", "ops/s"];
+    head.extend(spread.then_some("spread"));
+    head.extend(["bound", "idle", "Jain", "wait p50", "p99.9", "worst", "halts", "kicks", "spur.", "forced", "CPU s", "exact"]);
+    head.extend(order.then_some("order"));
+    table.set_header(head);
+    let mut vcpus = 0;
+    for row in &report.rows {
+        if vcpus != row.vcpus && vcpus != 0 {
+            table.add_row(vec![""]);
+        }
+        vcpus = row.vcpus;
+        table.add_row(cells(row, spread, order));
+    }
+    table.to_string()
+}
+
+fn cells(row: &Row, spread: bool, order: bool) -> Vec<Cell> {
+    let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
+    let percent = |share: f64| if share.is_finite() { format!("{:.0} %", 100.0 * share) } else { "-".into() };
+    let mut cells = vec![
+        Cell::new(row.lock),
+        right(row.vcpus.to_string()),
+        right(format!("{}x", (10.0 * row.overcommit).round() / 10.0)),
+        right(si(row.ops_per_s)),
+    ];
+    if spread {
+        let least = row.repeats.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = row.repeats.iter().copied().fold(0.0, f64::max);
+        cells.push(right(format!("{}..{}", si(least), si(most))));
+    }
+    cells.extend([
+        right(row.share_of_bound.map_or("-".into(), percent)),
+        right(percent(row.cpu_idle)),
+        right(format!("{:.2}", row.jain)),
+        right(time(row.wait_us.p50)),
+        right(time(row.wait_us.p999)),
+        right(time(row.wait_us.max)),
+        right(si(row.halts as f64)),
+        right(si(row.kicks as f64)),
+        right(si(row.spurious as f64)),
+        right(row.forced.to_string()),
+        right(format!("{:.1}", row.cpu_s)),
+        Cell::new(if row.exact { "true" } else { "FALSE" }),
+    ]);
+    if order {
+        cells.push(Cell::new(match row.order {
+            None => "-".to_owned(),
+            Some(order) if order.overtaken + order.out_of_sequence == 0 && order.checked > 0 => {
+                format!("strict ({})", si(order.checked as f64))
+            }
+            Some(order) => format!("{} OVERTAKEN, {} out of sequence", order.overtaken, order.out_of_sequence),
+        }));
+    }
+    cells
+}
+
+/// The lines below the table.
+pub fn summary(plan: &Plan, report: &Report) -> String {
+    let mut text = String::new();
+    // Writing to a String does not fail.
+    if let Some(exits) = &report.exits {
+        let kinds: Vec<_> =
+            exits.iter().filter(|(_, count)| *count > 0).map(|(kind, count)| format!("{} {count}", kind.name())).collect();
+        let _ = writeln!(text, "exits from the guest: {}", if kinds.is_empty() { "none".into() } else { kinds.join(", ") });
+    }
+    let host = &report.host;
+    let _ = writeln!(
+        text,
+        "host: {} halts ({} found their kick waiting, {} slept), {} kicks, {} sleeps ended by a kick, {} otherwise, {} spurious, {} forced",
+        host.halts,
+        host.latched,
+        host.parks,
+        host.kicks_sent,
+        host.kicked,
+        host.woken + host.interrupted,
+        host.spurious,
+        host.forced
+    );
+    let _ = writeln!(
+        text,
+        "bound = best lock at one vCPU per CPU in this run; waits from request to acquisition; exact = no update lost"
+    );
+    let best = |name: &str| report.rows.iter().filter(|row| row.lock == name).max_by(|a, b| a.overcommit.total_cmp(&b.overcommit));
+    if let (Some(plain), Some(ours)) = (best("spin-ticket"), best("ticket")) {
+        if plain.vcpus == ours.vcpus && plain.vcpus > plan.pcpus && plain.ops_per_s > 0.0 {
+            let _ = writeln!(
+                text,
+                "At {}x overcommit `ticket` makes {:.1} times the acquisitions of `spin-ticket`: its waiters halt instead of spinning\n\
+                 while the vCPU whose turn it is waits for a CPU.",
+                ours.overcommit,
+                ours.ops_per_s / plain.ops_per_s
+            );
+        }
+    }
+    if report.interrupted {
+        let _ = writeln!(text, "Interrupted: the table holds what was finished.");
+    }
+    text
+}
+
+fn si(value: f64) -> String {
+    match value {
+        v if v >= 9_999_500.0 => format!("{:.1} M", v / 1e6),
+        v if v >= 999_500.0 => format!("{:.2} M", v / 1e6),
+        v if v >= 9_999.5 => format!("{:.0} k", v / 1e3),
+        v if v >= 999.5 => format!("{:.1} k", v / 1e3),
+        v => format!("{v:.0}"),
+    }
+}
+
+fn time(us: f64) -> String {
+    match us {
+        v if !v.is_finite() => "-".into(),
+        v if v >= 10_000_000.0 => format!("{:.0} s", v / 1e6),
+        v if v >= 10_000.0 => format!("{:.0} ms", v / 1e3),
+        v if v >= 1_000.0 => format!("{:.1} ms", v / 1e3),
+        v if v >= 10.0 => format!("{v:.0} us"),
+        v => format!("{v:.1} us"),
+    }
+}

@@ -1,0 +1,316 @@
+//! `pvlock run`: each lock at each overcommit, one VM a cell.
+
+use crate::backend::{Backend, RunError, Spec};
+use crate::measure::{Measured, Row, measure, median, share_of_bound};
+use crate::session::{Ended, Limits};
+use crate::vm::{self, Cpl, ExitCounts, KvmKind};
+use clap::{Args, ValueEnum};
+use pvlock_guest_image::job::{self, Workload};
+use pvlock_guest_image::{LockKind, job::MAX_LOCKS};
+use pvlock_host::protocol::HostFlags;
+use pvlock_host::{Config, Queue, Statistics};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Which back-end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BackendChoice {
+    /// `/dev/kvm` if it is usable, else threads.
+    Auto,
+    /// Only `/dev/kvm`.
+    Kvm,
+    /// Threads of this process, without a VM.
+    Threads,
+}
+
+/// Which privilege level the guest has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CplChoice {
+    /// 0 on hardware KVM, 3 on software KVM.
+    Auto,
+    /// Kernel.
+    #[value(name = "0")]
+    Zero,
+    /// User.
+    #[value(name = "3")]
+    Three,
+}
+
+/// On whose queue sleepers wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum QueueChoice {
+    /// The lock holder's.
+    Holder,
+    /// That of the vCPU with the ticket before.
+    Previous,
+    /// Nobody's.
+    None,
+}
+
+fn lock(name: &str) -> Result<LockKind, String> {
+    by_name(&LockKind::ALL, name, "lock")
+}
+
+fn workload(name: &str) -> Result<Workload, String> {
+    by_name(&Workload::ALL, name, "workload")
+}
+
+fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str, what: &str) -> Result<T, String> {
+    all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
+        let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
+        format!("there is no such {what}; choose from {}", names.join(", "))
+    })
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
+        _ => Err("must be a number above 0, at most 86400".into()),
+    }
+}
+
+fn overcommit(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(value) if (1..=job::MAX_VCPUS).contains(&value) => Ok(value),
+        _ => Err(format!("must be a whole number from 1 to {}", job::MAX_VCPUS)),
+    }
+}
+
+/// Options of `pvlock run`.
+#[derive(Clone, Debug, Args)]
+pub struct Options {
+    /// Where guest code runs
+    #[arg(long, value_enum, default_value_t = BackendChoice::Auto)]
+    pub backend: BackendChoice,
+    /// Number of vCPUs, instead of --overcommit
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=job::MAX_VCPUS as i64))]
+    pub vcpus: Option<u32>,
+    /// vCPUs per CPU, a list
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4", value_parser = overcommit)]
+    pub overcommit: Vec<usize>,
+    /// Locks to compare, a list of spin-ticket, spin-tas, ticket
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "spin-ticket,spin-tas,ticket", value_parser = lock)]
+    pub locks: Vec<LockKind>,
+    /// Seconds to run each lock
+    #[arg(long, value_name = "S", default_value = "2", value_parser = positive)]
+    pub seconds: f64,
+    /// Work inside the lock, in iterations of about a nanosecond
+    #[arg(long, value_name = "N", default_value_t = 200)]
+    pub inside: u64,
+    /// Work outside the lock, in iterations
+    #[arg(long, value_name = "N", default_value_t = 2000)]
+    pub outside: u64,
+    /// counter, ping-pong, many-locks, nested or try-mix
+    #[arg(long, value_name = "NAME", default_value = "counter", value_parser = workload)]
+    pub workload: Workload,
+    /// On whose wait queue the host puts sleepers
+    #[arg(long, value_enum, default_value_t = QueueChoice::Previous)]
+    pub queue: QueueChoice,
+    /// Sleepers that a resuming vCPU wakes before they are kicked
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64))]
+    pub wake_ahead: u32,
+    /// Privilege level of the guest
+    #[arg(long, value_enum, default_value_t = CplChoice::Auto)]
+    pub cpl: CplChoice,
+    /// Runs of each cell; the table shows the median
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub repeat: u32,
+    /// Spin budget in ticks that the host gives the guest; 0: the guest's own
+    #[arg(long, value_name = "TICKS", default_value_t = 0)]
+    pub spin: u64,
+    /// Tell the guest that every vCPU has a CPU of its own: nobody halts
+    #[arg(long)]
+    pub dedicated: bool,
+    /// Keep an order log and check that nobody was overtaken
+    #[arg(long)]
+    pub check: bool,
+    /// Seconds without progress after which a guest counts as hung
+    #[arg(long, value_name = "S", default_value = "2", value_parser = positive)]
+    pub watchdog: f64,
+    /// Print one JSON object instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Entries of the order log of a checking run, for each lock.
+const LOG_ENTRIES: u64 = 1 << 20;
+/// The same where there are many locks.
+const LOG_ENTRIES_OF_MANY: u64 = 1 << 15;
+
+/// What the options come to on this machine.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where it runs.
+    pub backend: Backend,
+    /// Why there.
+    pub why: String,
+    /// CPUs of the machine.
+    pub pcpus: usize,
+    /// One for each lock and number of vCPUs, in the order of the table.
+    pub cells: Vec<Spec>,
+    /// Runs of each.
+    pub repeat: u32,
+    /// Limits of each run.
+    pub limits: Limits,
+}
+
+/// Where a plan stands.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress<'a> {
+    /// Runs that are over.
+    pub runs: u32,
+    /// Time into the present run.
+    pub time: Duration,
+    /// The present cell.
+    pub cell: &'a Spec,
+}
+
+/// Everything that came of a plan.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// The rows, as far as the plan came.
+    pub rows: Vec<Row>,
+    /// What the hosts counted, in sum.
+    pub host: Statistics,
+    /// Exits by kind, in sum.
+    pub exits: Option<ExitCounts>,
+    /// Whether the user stopped it.
+    pub interrupted: bool,
+}
+
+/// What is wrong with the options, or this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// KVM was asked for and cannot be had.
+    #[error("{0}")]
+    Kvm(#[from] vm::KvmError),
+    /// More vCPUs than the VMM can do.
+    #[error("{overcommit} vCPUs on each of {pcpus} CPUs are more than the {max} this program can run; choose a smaller --overcommit, or --vcpus", max = job::MAX_VCPUS)]
+    TooMany {
+        /// vCPUs per CPU.
+        overcommit: usize,
+        /// CPUs.
+        pcpus: usize,
+    },
+}
+
+impl Options {
+    /// What these options come to on this machine.
+    ///
+    /// # Errors
+    ///
+    /// See [`PlanError`].
+    pub fn plan(&self) -> Result<Plan, PlanError> {
+        let (backend, why) = self.backend()?;
+        let pcpus = std::thread::available_parallelism().map_or(1, usize::from);
+        let counts = match self.vcpus {
+            Some(vcpus) => vec![vcpus as usize],
+            None => self
+                .overcommit
+                .iter()
+                .map(|&overcommit| {
+                    let vcpus = overcommit * pcpus;
+                    if vcpus <= job::MAX_VCPUS { Ok(vcpus) } else { Err(PlanError::TooMany { overcommit, pcpus }) }
+                })
+                .collect::<Result<_, _>>()?,
+        };
+        let cells = counts.iter().flat_map(|&vcpus| self.locks.iter().map(move |&lock| self.spec(lock, vcpus))).collect();
+        let seconds = Duration::from_secs_f64;
+        let limits = Limits { run: seconds(self.seconds), watchdog: seconds(self.watchdog) };
+        Ok(Plan { backend, why, pcpus, cells, repeat: self.repeat, limits })
+    }
+
+    fn backend(&self) -> Result<(Backend, String), PlanError> {
+        let kvm = || {
+            let kind = KvmKind::detect();
+            let cpl = match self.cpl {
+                CplChoice::Auto => Cpl::best_for(kind),
+                CplChoice::Zero => Cpl::Zero,
+                CplChoice::Three => Cpl::Three,
+            };
+            Backend::Kvm { kind, cpl }
+        };
+        let told = |backend: Backend| (backend, "as told".to_owned());
+        match self.backend {
+            BackendChoice::Threads => Ok(told(Backend::Threads)),
+            BackendChoice::Kvm => {
+                vm::open()?;
+                Ok(told(kvm()))
+            }
+            BackendChoice::Auto => Ok(match vm::open() {
+                Ok(_) => (kvm(), "/dev/kvm is usable".to_owned()),
+                Err(error) => (Backend::Threads, error.to_string()),
+            }),
+        }
+    }
+
+    fn spec(&self, lock: LockKind, vcpus: usize) -> Spec {
+        let queue = match self.queue {
+            QueueChoice::Holder => Queue::Holder,
+            QueueChoice::Previous => Queue::Previous,
+            QueueChoice::None => Queue::None,
+        };
+        let flags = if self.dedicated { HostFlags::DEDICATED } else { HostFlags::default() };
+        let one = matches!(self.workload, Workload::Counter | Workload::PingPong);
+        Spec {
+            lock,
+            workload: self.workload,
+            vcpus,
+            locks: MAX_LOCKS,
+            inside: self.inside,
+            outside: self.outside,
+            limit: 0,
+            log: match (self.check && lock.is_strict(), one) {
+                (false, _) => 0,
+                (true, true) => LOG_ENTRIES,
+                (true, false) => LOG_ENTRIES_OF_MANY,
+            },
+            host: Config { queue, wake_ahead: self.wake_ahead, flags, spin_budget: self.spin, ..Config::default() },
+            paravirtual: true,
+        }
+    }
+}
+
+impl Plan {
+    /// Number of runs.
+    pub fn runs(&self) -> u32 {
+        self.cells.len() as u32 * self.repeat
+    }
+
+    /// Carries the plan out. When the user interrupts or a run fails, what was measured until then is in the report.
+    ///
+    /// The repeats of all cells are interleaved, so that a disturbance of the machine hits every lock alike.
+    pub fn carry_out(&self, interrupt: &AtomicBool, mut progress: impl FnMut(Progress<'_>)) -> (Report, Option<RunError>) {
+        let mut report = Report::default();
+        let mut repeats: Vec<Vec<Row>> = vec![Vec::new(); self.cells.len()];
+        let mut error = None;
+        let mut runs = 0;
+        'all: for _ in 0..self.repeat {
+            for (cell, rows) in self.cells.iter().zip(&mut repeats) {
+                let tell = |time| progress(Progress { runs, time, cell });
+                let read = |outcome: &crate::backend::Outcome<'_>| (outcome.ended, measure(cell, outcome, self.pcpus));
+                match self.backend.run(cell, self.limits, interrupt, tell, read) {
+                    Ok((Ended::Interrupted, _)) => {
+                        report.interrupted = true;
+                        break 'all;
+                    }
+                    Ok((_, Measured { row, host, exits, .. })) => {
+                        rows.push(row);
+                        report.host = report.host + host;
+                        if let Some(exits) = exits {
+                            report.exits.get_or_insert_default().add(&exits);
+                        }
+                    }
+                    Err(failure) => {
+                        error = Some(failure);
+                        break 'all;
+                    }
+                }
+                runs += 1;
+            }
+        }
+        report.rows = repeats.into_iter().filter_map(median).collect();
+        share_of_bound(&mut report.rows);
+        (report, error)
+    }
+}

@@ -1,0 +1,183 @@
+//! One run of a job: start the vCPUs together, watch them, end them. The same for every back-end.
+
+use pvlock_guest_image::Job;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How often a run looks at its guest, and at whether it should end.
+const LOOK: Duration = Duration::from_millis(20);
+
+/// How long a job runs, and when it counts as hung.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Time to run; the job may have a limit of its own that comes sooner.
+    pub run: Duration,
+    /// Longest time without a single critical section.
+    pub watchdog: Duration,
+}
+
+/// What can be done to vCPUs while a job runs on them.
+pub trait Vcpus {
+    /// Whether some vCPU has failed, so that the job will not end by itself.
+    fn have_failed(&self) -> bool;
+}
+
+/// How a session ended, if not because the job was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ended {
+    /// All vCPUs are through.
+    Done,
+    /// The user wants to stop.
+    Interrupted,
+    /// No vCPU made progress for the watchdog's time.
+    Hung {
+        /// Critical sections until then.
+        sections: u64,
+    },
+    /// A vCPU failed; the back-end knows why.
+    Failed,
+}
+
+/// Times of a session.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// From the start to the end, in which the vCPUs worked.
+    pub elapsed: Duration,
+    /// Ticks in that time.
+    pub ticks: u64,
+    /// CPU time of this process in that time.
+    pub cpu: Duration,
+    /// Share of all CPUs that was idle in that time, 0 to 1.
+    pub idle: f64,
+}
+
+/// Lets the vCPUs of `job` start, waits for the end, and measures.
+pub fn watch(
+    job: &Job,
+    vcpus: &impl Vcpus,
+    limits: Limits,
+    interrupt: &AtomicBool,
+    mut progress: impl FnMut(Duration),
+) -> (Ended, Times) {
+    let count = job.vcpus.load(Ordering::Relaxed);
+    let mut dog = Dog::new(limits.watchdog);
+    while job.ready.load(Ordering::Acquire) < count {
+        if let Some(ended) = dog.look(u64::from(job.ready.load(Ordering::Relaxed)), vcpus, interrupt) {
+            job.stop.store(1, Ordering::Relaxed);
+            return (ended, Times::default());
+        }
+    }
+    let clocks = Clocks::now();
+    // Release: pairs with the vCPUs' Acquire.
+    job.go.store(1, Ordering::Release);
+    let mut ended = Ended::Done;
+    while job.ended.load(Ordering::Acquire) < count {
+        let elapsed = clocks.started.elapsed();
+        progress(elapsed.min(limits.run));
+        if elapsed >= limits.run {
+            job.stop.store(1, Ordering::Relaxed);
+        }
+        if let Some(early) = dog.look(sections(job) + u64::from(job.ended.load(Ordering::Relaxed)), vcpus, interrupt) {
+            job.stop.store(1, Ordering::Relaxed);
+            ended = early;
+            break;
+        }
+    }
+    (ended, clocks.until_now())
+}
+
+/// Critical sections so far.
+pub fn sections(job: &Job) -> u64 {
+    job.done.iter().map(|done| done.sections.load(Ordering::Relaxed)).sum()
+}
+
+/// The watchdog.
+struct Dog {
+    patience: Duration,
+    seen: u64,
+    since: Instant,
+}
+
+impl Dog {
+    fn new(patience: Duration) -> Self {
+        Self { patience, seen: 0, since: Instant::now() }
+    }
+
+    /// Waits a moment, then looks; `progress` is any number that moves while things go well.
+    fn look(&mut self, progress: u64, vcpus: &impl Vcpus, interrupt: &AtomicBool) -> Option<Ended> {
+        std::thread::sleep(LOOK);
+        if interrupt.load(Ordering::Relaxed) {
+            return Some(Ended::Interrupted);
+        }
+        if vcpus.have_failed() {
+            return Some(Ended::Failed);
+        }
+        if progress != self.seen {
+            (self.seen, self.since) = (progress, Instant::now());
+        }
+        (self.since.elapsed() > self.patience).then_some(Ended::Hung { sections: self.seen })
+    }
+}
+
+/// Everything that is read before and after.
+struct Clocks {
+    started: Instant,
+    ticks: u64,
+    cpu: Duration,
+    machine: Option<MachineTime>,
+}
+
+impl Clocks {
+    fn now() -> Self {
+        Self { started: Instant::now(), ticks: ticks(), cpu: process_time(), machine: MachineTime::read() }
+    }
+
+    fn until_now(&self) -> Times {
+        let now = Self::now();
+        let idle = match (&self.machine, &now.machine) {
+            (Some(before), Some(after)) if after.all > before.all => {
+                (after.idle - before.idle) as f64 / (after.all - before.all) as f64
+            }
+            _ => f64::NAN,
+        };
+        Times {
+            elapsed: now.started - self.started,
+            ticks: now.ticks.wrapping_sub(self.ticks),
+            cpu: now.cpu.saturating_sub(self.cpu),
+            idle,
+        }
+    }
+}
+
+/// The host's time-stamp counter.
+pub fn ticks() -> u64 {
+    // SAFETY: every x86-64 processor has it, and Linux lets user space read it.
+    unsafe { core::arch::x86_64::_rdtsc() }
+}
+
+fn process_time() -> Duration {
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: the kernel fills the structure; on failure it stays zero, which is a valid value too.
+    let usage = unsafe {
+        libc::getrusage(libc::RUSAGE_SELF, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    let time = |time: libc::timeval| Duration::from_secs(time.tv_sec as u64) + Duration::from_micros(time.tv_usec as u64);
+    time(usage.ru_utime) + time(usage.ru_stime)
+}
+
+/// `/proc/stat`'s first line, in clock ticks of all CPUs together.
+struct MachineTime {
+    idle: u64,
+    all: u64,
+}
+
+impl MachineTime {
+    fn read() -> Option<Self> {
+        let text = std::fs::read_to_string("/proc/stat").ok()?;
+        // user nice system idle iowait irq softirq steal; guest times are contained in user.
+        let fields: Vec<u64> =
+            text.lines().next()?.split_whitespace().skip(1).take(8).map_while(|field| field.parse().ok()).collect();
+        Some(Self { idle: fields.get(3)? + fields.get(4)?, all: fields.iter().sum() })
+    }
+}
