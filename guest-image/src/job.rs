@@ -47,6 +47,18 @@ impl Workload {
     }
 }
 
+/// Values of [`Job::phase`], in their order.
+pub mod phase {
+    /// Wait until all are ready.
+    pub const READY: u32 = 0;
+    /// Work, but do not measure: at first some vCPUs run and others have never been scheduled, which flatters every lock.
+    pub const WARM_UP: u32 = 1;
+    /// Work and measure.
+    pub const MEASURE: u32 = 2;
+    /// Come to an end.
+    pub const STOP: u32 = 3;
+}
+
 /// One acquisition as the order log keeps it. The position in the log is the order of the critical sections: the lock
 /// itself protects the log.
 #[derive(Debug, Default)]
@@ -97,11 +109,13 @@ pub struct Done {
     pub sections: AtomicU64,
     /// Acquisitions: as many as critical sections, except where two locks are taken for one.
     pub acquisitions: AtomicU64,
+    /// Acquisitions while measuring.
+    pub measured: AtomicU64,
     /// Failed attempts without waiting.
     pub failed_tries: AtomicU64,
-    /// Longest wait in ticks.
+    /// Longest wait while measuring, in ticks.
     pub longest_wait: AtomicU64,
-    /// Waits by length, see [`wait_bucket`].
+    /// Waits while measuring by length, see [`wait_bucket`].
     pub waits: [AtomicU64; WAIT_BUCKETS],
 }
 
@@ -121,7 +135,7 @@ pub struct Job {
     pub inside: AtomicU64,
     /// Iterations of work outside.
     pub outside: AtomicU64,
-    /// Critical sections of each vCPU, 0: until `stop`.
+    /// Critical sections of each vCPU, 0: until [`phase::STOP`].
     pub limit: AtomicU64,
     /// Log entries for each lock, 0: no log.
     pub log_capacity: AtomicU64,
@@ -133,10 +147,8 @@ pub struct Job {
     pub registered: AtomicU32,
     /// vCPUs that are ready to start.
     pub ready: AtomicU32,
-    /// Set by the VMM when they may.
-    pub go: AtomicU32,
-    /// Set by the VMM when they shall end.
-    pub stop: AtomicU32,
+    /// Set by the VMM: see [`phase`].
+    pub phase: AtomicU32,
     /// vCPUs that have ended.
     pub ended: AtomicU32,
     /// What the locks protect.

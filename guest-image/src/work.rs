@@ -1,6 +1,6 @@
 //! The workloads, for vCPUs of a VM and for threads alike.
 
-use crate::job::{Done, Job, LogEntry, MAX_LOCKS, Protected, Workload, wait_bucket};
+use crate::job::{Done, Job, LogEntry, MAX_LOCKS, Protected, Workload, phase, wait_bucket};
 use crate::locks::{Arena, LockKind, TestLock};
 use core::cell::Cell;
 use core::hint::black_box;
@@ -13,10 +13,7 @@ pub fn run<P: Platform>(job: &Job, arena: &Arena<P>, log: &[LogEntry], vcpu: usi
     let Some(done) = job.done.get(vcpu) else { return };
     job.ready.fetch_add(1, Ordering::AcqRel);
     // Acquire: pairs with the VMM's Release: everything is set up.
-    while job.go.load(Ordering::Acquire) == 0 {
-        if job.stop.load(Ordering::Relaxed) != 0 {
-            return;
-        }
+    while job.phase.load(Ordering::Acquire) == phase::READY {
         P::relax();
     }
     match LockKind::from_number(job.lock.load(Ordering::Relaxed)) {
@@ -67,7 +64,7 @@ impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
         // Marsaglia's xorshift64, seeded differently on each vCPU.
         let mut random = 0x9e37_79b9_7f4a_7c15 * (self.vcpu + 1);
         let mut rounds = 0;
-        while self.job.stop.load(Ordering::Relaxed) == 0 && (limit == 0 || rounds < limit) {
+        while self.job.phase.load(Ordering::Relaxed) != phase::STOP && (limit == 0 || rounds < limit) {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
@@ -156,6 +153,10 @@ impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
 
     fn waited(&self, ticks: u64) {
         Protected::advance(&self.done.acquisitions);
+        if self.job.phase.load(Ordering::Relaxed) != phase::MEASURE {
+            return;
+        }
+        Protected::advance(&self.done.measured);
         Protected::advance(&self.done.waits[wait_bucket(ticks)]);
         if ticks > self.done.longest_wait.load(Ordering::Relaxed) {
             self.done.longest_wait.store(ticks, Ordering::Relaxed);

@@ -33,7 +33,7 @@ pub struct Row {
     pub ops_per_s: f64,
     /// Share of the bound: the best lock at one vCPU per CPU in this run. Absent if there was no such row.
     pub share_of_bound: Option<f64>,
-    /// Jain's fairness index of the vCPUs' critical sections: 1 if all had as many, 1/n if one had all.
+    /// Jain's fairness index of the vCPUs' acquisitions: 1 if all had as many, 1/n if one had all.
     pub jain: f64,
     /// Waits.
     pub wait_us: WaitUs,
@@ -87,7 +87,7 @@ pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
     let job = outcome.job;
     let per_vcpu =
         |f: fn(&pvlock_guest_image::job::Done) -> u64| job.done.iter().take(spec.vcpus).map(|done| f(done)).collect::<Vec<_>>();
-    let sections = per_vcpu(|done| done.sections.load(Ordering::Relaxed));
+    let measured = per_vcpu(|done| done.measured.load(Ordering::Relaxed));
     let acquisitions: u64 = per_vcpu(|done| done.acquisitions.load(Ordering::Relaxed)).iter().sum();
     let advanced: u64 = job.protected.iter().map(|protected| protected.counter.load(Ordering::Relaxed)).sum();
     let exact = match spec.workload {
@@ -118,7 +118,7 @@ pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
     let quantile = |q: f64| waits.as_ref().map_or(f64::NAN, |waits| waits.value_at_quantile(q) as f64 / 1000.0);
 
     let seconds = outcome.times.elapsed.as_secs_f64();
-    let ops_per_s = if seconds > 0.0 { acquisitions as f64 / seconds } else { 0.0 };
+    let ops_per_s = if seconds > 0.0 { measured.iter().sum::<u64>() as f64 / seconds } else { 0.0 };
     let order = (spec.log > 0).then(|| outcome.log.order(job));
     let row = Row {
         lock: spec.lock.name(),
@@ -126,7 +126,7 @@ pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
         overcommit: spec.vcpus as f64 / pcpus as f64,
         ops_per_s,
         share_of_bound: None,
-        jain: jain(&sections),
+        jain: jain(&measured),
         wait_us: WaitUs { p50: quantile(0.5), p999: quantile(0.999), max: longest as f64 * tick_ns / 1000.0 },
         halts: outcome.host.halts,
         kicks: outcome.host.kicks,

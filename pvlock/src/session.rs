@@ -1,16 +1,20 @@
 //! One run of a job: start the vCPUs together, watch them, end them. The same for every back-end.
 
 use pvlock_guest_image::Job;
+use pvlock_guest_image::job::phase;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// How often a run looks at its guest, and at whether it should end.
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Part of a run that is not measured, at most: long enough for a scheduler to have run every vCPU several times.
+const WARM_UP: Duration = Duration::from_millis(500);
+
 /// How long a job runs, and when it counts as hung.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Time to run; the job may have a limit of its own that comes sooner.
+    /// Time to run, warm-up included; the job may have a limit of its own that comes sooner.
     pub run: Duration,
     /// Longest time without a single critical section.
     pub watchdog: Duration,
@@ -41,7 +45,7 @@ pub enum Ended {
 /// Times of a session.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
-    /// From the start to the end, in which the vCPUs worked.
+    /// The time that was measured.
     pub elapsed: Duration,
     /// Ticks in that time.
     pub ticks: u64,
@@ -61,29 +65,39 @@ pub fn watch(
 ) -> (Ended, Times) {
     let count = job.vcpus.load(Ordering::Relaxed);
     let mut dog = Dog::new(limits.watchdog);
+    let enter = |phase| {
+        // Release: pairs with the vCPUs' Acquire.
+        job.phase.store(phase, Ordering::Release);
+        Clocks::now()
+    };
     while job.ready.load(Ordering::Acquire) < count {
         if let Some(ended) = dog.look(u64::from(job.ready.load(Ordering::Relaxed)), vcpus, interrupt) {
-            job.stop.store(1, Ordering::Relaxed);
+            enter(phase::STOP);
             return (ended, Times::default());
         }
     }
-    let clocks = Clocks::now();
-    // Release: pairs with the vCPUs' Acquire.
-    job.go.store(1, Ordering::Release);
+    let begun = enter(phase::WARM_UP);
+    let warm_up = (limits.run / 4).min(WARM_UP);
+    let mut measuring = None;
+    let mut times = None;
     let mut ended = Ended::Done;
     while job.ended.load(Ordering::Acquire) < count {
-        let elapsed = clocks.started.elapsed();
+        let elapsed = begun.started.elapsed();
         progress(elapsed.min(limits.run));
+        if elapsed >= warm_up {
+            measuring.get_or_insert_with(|| enter(phase::MEASURE));
+        }
         if elapsed >= limits.run {
-            job.stop.store(1, Ordering::Relaxed);
+            times.get_or_insert_with(|| measuring.as_ref().unwrap_or(&begun).until(&enter(phase::STOP)));
         }
         if let Some(early) = dog.look(sections(job) + u64::from(job.ended.load(Ordering::Relaxed)), vcpus, interrupt) {
-            job.stop.store(1, Ordering::Relaxed);
+            enter(phase::STOP);
             ended = early;
             break;
         }
     }
-    (ended, clocks.until_now())
+    // A job with a limit of its own may have ended before its time.
+    (ended, times.unwrap_or_else(|| measuring.as_ref().unwrap_or(&begun).until(&Clocks::now())))
 }
 
 /// Critical sections so far.
@@ -132,8 +146,7 @@ impl Clocks {
         Self { started: Instant::now(), ticks: ticks(), cpu: process_time(), machine: MachineTime::read() }
     }
 
-    fn until_now(&self) -> Times {
-        let now = Self::now();
+    fn until(&self, now: &Self) -> Times {
         let idle = match (&self.machine, &now.machine) {
             (Some(before), Some(after)) if after.all > before.all => {
                 (after.idle - before.idle) as f64 / (after.all - before.all) as f64
