@@ -29,16 +29,22 @@ pub enum Workload {
     Nested = 3,
     /// Every other acquisition tries first, and waits only if that failed.
     TryMix = 4,
+    /// vCPU 0 takes the lock and keeps it, for tests of the watchdog.
+    Stuck = 5,
+    /// vCPU 0 panics.
+    Panic = 6,
 }
 
 impl Workload {
     /// All workloads with their names.
-    pub const ALL: [(&'static str, Self); 5] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("counter", Self::Counter),
         ("ping-pong", Self::PingPong),
         ("many-locks", Self::ManyLocks),
         ("nested", Self::Nested),
         ("try-mix", Self::TryMix),
+        ("stuck", Self::Stuck),
+        ("panic", Self::Panic),
     ];
 
     /// The workload with this number.

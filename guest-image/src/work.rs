@@ -77,6 +77,12 @@ impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
                 Workload::Nested => self.nested(index),
                 Workload::TryMix if rounds % 2 == 0 => self.try_section(index),
                 Workload::TryMix => self.section(index),
+                Workload::Stuck => self.holding(0, || {
+                    while self.vcpu == 0 {
+                        P::relax();
+                    }
+                }),
+                Workload::Panic => assert!(self.vcpu != 0, "the job asks for a panic"),
             }
             rounds += 1;
             self.done.sections.store(rounds, Ordering::Relaxed);

@@ -251,7 +251,7 @@ impl Options {
             QueueChoice::None => Queue::None,
         };
         let flags = if self.dedicated { HostFlags::DEDICATED } else { HostFlags::default() };
-        let one = matches!(self.workload, Workload::Counter | Workload::PingPong);
+        let one = matches!(self.workload, Workload::Counter | Workload::PingPong | Workload::Stuck | Workload::Panic);
         Spec {
             lock,
             workload: self.workload,

@@ -1,0 +1,90 @@
+//! What the end-to-end tests share: where they run, and how they say that they cannot.
+
+use pvlock::backend::{Backend, Outcome, RunError, Spec};
+use pvlock::measure::{Measured, measure};
+use pvlock::session::{Ended, Limits};
+use pvlock::vm::{self, Cpl, KvmKind};
+use pvlock_guest_image::LockKind;
+use pvlock_guest_image::job::Workload;
+use pvlock_host::Config;
+use std::fmt::Display;
+use std::io::Write;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+/// Says loudly that the calling test cannot run here: on standard error and, for the summary of `cargo xtask test`, in the
+/// file that the environment variable `PVLOCK_SKIP_LOG` names.
+///
+/// # Panics
+///
+/// If that file cannot be written: a skip must not go unseen.
+pub fn skip(reason: &impl Display) {
+    let thread = std::thread::current();
+    let line = format!("SKIPPED: {}: {reason}", thread.name().unwrap_or("?"));
+    eprintln!("{line}");
+    if let Some(path) = std::env::var_os("PVLOCK_SKIP_LOG") {
+        let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
+        file.and_then(|mut file| writeln!(file, "{line}")).expect("PVLOCK_SKIP_LOG must name a file that can be written");
+    }
+}
+
+/// KVM with the guest in the privilege level that suits it; `None`, said loudly, where there is none.
+pub fn kvm() -> Option<Backend> {
+    match vm::open() {
+        Ok(_) => {
+            let kind = KvmKind::detect();
+            Some(Backend::Kvm { kind, cpl: Cpl::best_for(kind) })
+        }
+        Err(error) => {
+            skip(&error);
+            None
+        }
+    }
+}
+
+/// Threads, and KVM if there is one.
+pub fn backends() -> Vec<Backend> {
+    [Some(Backend::Threads), kvm()].into_iter().flatten().collect()
+}
+
+/// A checking run of `lock` on the counter workload: short, with a log, ended by its own limit.
+pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
+    Spec {
+        lock,
+        workload: Workload::Counter,
+        vcpus,
+        locks: 8,
+        inside: 100,
+        outside: 300,
+        limit: 300,
+        log: 300 * vcpus as u64,
+        host: Config::default(),
+        paravirtual: true,
+    }
+}
+
+/// Runs a spec to its own end. The watchdog is generous: these tests ask what comes out, not when.
+///
+/// # Errors
+///
+/// Whatever the run fails with.
+pub fn try_run(backend: Backend, spec: &Spec, watchdog: Duration) -> Result<Measured, RunError> {
+    let limits = Limits { run: Duration::from_secs(600), watchdog };
+    let read = |outcome: &Outcome<'_>| {
+        assert_eq!(outcome.ended, Ended::Done);
+        measure(spec, outcome, 1)
+    };
+    backend.run(spec, limits, &AtomicBool::new(false), |_| (), read)
+}
+
+/// Runs a spec to its own end.
+///
+/// # Panics
+///
+/// If the run fails.
+pub fn run(backend: Backend, spec: &Spec) -> Measured {
+    match try_run(backend, spec, Duration::from_secs(30)) {
+        Ok(measured) => measured,
+        Err(error) => panic!("{backend:?}: {error}"),
+    }
+}

@@ -94,7 +94,8 @@ pub(super) fn run<T>(
     let (ended, times) = watch(job, &Watched(&running), limits, interrupt, progress);
     if let Ended::Hung { sections } = ended {
         let dump = dump(&running, &driver);
-        finish(running, &driver);
+        // What it failed with is a consequence.
+        let _ = finish(running, &driver);
         return Err(RunError::Hung { sections, seconds: limits.watchdog.as_secs_f64(), dump });
     }
     let exits = finish(running, &driver)?;

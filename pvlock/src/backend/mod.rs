@@ -147,7 +147,7 @@ fn fill(job: &Job, spec: &Spec, port: u32, log_address: u64) {
 
 fn locks(spec: &Spec) -> usize {
     match spec.workload {
-        Workload::Counter | Workload::PingPong => 1,
+        Workload::Counter | Workload::PingPong | Workload::Stuck | Workload::Panic => 1,
         Workload::ManyLocks | Workload::Nested | Workload::TryMix => spec.locks.clamp(1, MAX_LOCKS),
     }
 }
