@@ -91,22 +91,39 @@ impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
 
     /// Takes a lock, and does what is to be done with it held.
     fn holding<R>(&self, index: usize, section: impl FnOnce() -> R) -> R {
-        let before_draw = P::ticks();
+        let before_draw = self.ticks();
         let after_draw = Cell::new(before_draw);
         self.locks[index].hold(
             || {
-                if self.logs.len() != 0 {
-                    after_draw.set(P::ticks());
+                if self.is_logging() {
+                    after_draw.set(self.ticks());
                 }
             },
             |ticket| {
-                let acquired = P::ticks();
+                let acquired = self.ticks();
                 let result = section();
                 self.log(index, [ticket, self.vcpu, before_draw, after_draw.get(), acquired]);
                 self.waited(acquired.saturating_sub(before_draw));
                 result
             },
         )
+    }
+
+    fn is_logging(&self) -> bool {
+        self.logs.len() != 0
+    }
+
+    /// The tick counter; in a checking run, not before all earlier instructions are done nor after any later one begins.
+    /// (Otherwise a draw that takes long to reach the lock's cache line seems to end before it began.)
+    #[inline]
+    fn ticks(&self) -> u64 {
+        if !self.is_logging() {
+            return P::ticks();
+        }
+        in_order();
+        let ticks = P::ticks();
+        in_order();
+        ticks
     }
 
     fn section(&self, index: usize) {
@@ -142,9 +159,9 @@ impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
     }
 
     fn try_section(&self, index: usize) {
-        let before_draw = P::ticks();
+        let before_draw = self.ticks();
         let held = self.locks[index].try_hold(|ticket| {
-            let acquired = P::ticks();
+            let acquired = self.ticks();
             spend(self.inside);
             Protected::advance(&self.job.protected[index].counter);
             // Drawn at some moment of the attempt.
@@ -179,6 +196,15 @@ impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
         entry.before_draw.store(before_draw, Ordering::Relaxed);
         entry.after_draw.store(after_draw, Ordering::Relaxed);
         entry.acquired.store(acquired, Ordering::Relaxed);
+    }
+}
+
+#[inline]
+fn in_order() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: LFENCE is part of SSE2, which every x86-64 processor has.
+    unsafe {
+        core::arch::x86_64::_mm_lfence();
     }
 }
 

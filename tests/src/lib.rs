@@ -10,6 +10,7 @@ use pvlock_host::Config;
 use std::fmt::Display;
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Says loudly that the calling test cannot run here: on standard error and, for the summary of `cargo xtask test`, in the
@@ -47,6 +48,12 @@ pub fn backends() -> Vec<Backend> {
     [Some(Backend::Threads), kvm()].into_iter().flatten().collect()
 }
 
+/// Longer than any wait on a busy machine, so that a forced wake in these tests is a lost kick.
+pub const DEADLINE_NS: u64 = 20_000_000_000;
+
+/// One VM at a time: a dozen at once measure the scheduler's patience, not the locks.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// A checking run of `lock` on the counter workload: short, with a log, ended by its own limit.
 pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
     Spec {
@@ -58,7 +65,7 @@ pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
         outside: 300,
         limit: 300,
         log: 300 * vcpus as u64,
-        host: Config::default(),
+        host: Config { deadline_ns: DEADLINE_NS, ..Config::default() },
         paravirtual: true,
     }
 }
@@ -69,6 +76,8 @@ pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
 ///
 /// Whatever the run fails with.
 pub fn try_run(backend: Backend, spec: &Spec, watchdog: Duration) -> Result<Measured, RunError> {
+    // A test that failed in its turn leaves nothing behind that matters here.
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let limits = Limits { run: Duration::from_secs(600), watchdog };
     let read = |outcome: &Outcome<'_>| {
         assert_eq!(outcome.ended, Ended::Done);

@@ -53,9 +53,11 @@ fn every_queue_and_wake_ahead_serves_in_order() {
     for backend in backends() {
         for queue in [Queue::None, Queue::Holder, Queue::Previous] {
             for wake_ahead in [0, 1, 4] {
-                let host = Config { queue, wake_ahead, spin_budget: 1, ..Config::default() };
-                // Sections that outlast the spin before a wait is published.
-                let measured = run(backend, &pvlock::backend::Spec { host, inside: 5000, ..spec(LockKind::Ticket, 6) });
+                let host = Config { queue, wake_ahead, spin_budget: 1, ..spec(LockKind::Ticket, 1).host };
+                // Sections that outlast the spin before a wait is published, and more of them than fit a time slice.
+                let (limit, inside) = (1000, 50_000);
+                let measured =
+                    run(backend, &pvlock::backend::Spec { host, inside, limit, log: 6 * limit, ..spec(LockKind::Ticket, 6) });
                 let context = format!("{backend:?} {queue:?} {wake_ahead}: {measured:?}");
                 assert!(measured.row.exact && measured.order.unwrap().is_strict(), "{context}");
                 assert_eq!(measured.host.forced, 0, "{context}");
@@ -72,7 +74,7 @@ fn every_queue_and_wake_ahead_serves_in_order() {
 fn row_23_on_dedicated_cpus_or_switched_off_nobody_halts() {
     for backend in backends() {
         for flags in [HostFlags::DEDICATED, HostFlags::OFF] {
-            let host = Config { flags, spin_budget: 1, ..Config::default() };
+            let host = Config { flags, spin_budget: 1, ..spec(LockKind::Ticket, 1).host };
             let measured = run(backend, &pvlock::backend::Spec { host, ..spec(LockKind::Ticket, 2) });
             assert!(measured.row.exact && measured.order.unwrap().is_strict(), "{backend:?} {flags:?}");
             assert_eq!((measured.host.halts, measured.host.kicks), (0, 0), "{backend:?} {flags:?}");
@@ -101,7 +103,7 @@ fn sixty_four_vcpus_are_served_in_order() {
 #[test]
 fn the_vcpus_really_run_in_kvm() {
     let Some(backend) = kvm() else { return };
-    let host = Config { spin_budget: 1, ..Config::default() };
+    let host = Config { spin_budget: 1, ..spec(LockKind::Ticket, 1).host };
     let measured = run(backend, &pvlock::backend::Spec { host, ..spec(LockKind::Ticket, 4) });
     let exits = measured.exits.unwrap();
     // REGISTER, four ONLINEs and their answers, each halt and kick, each vCPU's end.
