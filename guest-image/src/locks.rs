@@ -2,7 +2,7 @@
 
 use crate::job::{LogEntry, MAX_LOCKS};
 use crossbeam_utils::CachePadded;
-use pvlock_guest::{Platform, TicketLock};
+use pvlock_guest::{Platform, PreemptableTicketLock, TicketLock};
 use spin::mutex::{SpinMutex, TicketMutex};
 
 /// Which lock.
@@ -15,12 +15,18 @@ pub enum LockKind {
     SpinTas = 1,
     /// pvlock's strict ticket lock.
     Ticket = 2,
+    /// pvlock's preemptable ticket lock.
+    Preemptable = 3,
 }
 
 impl LockKind {
     /// All locks with their names.
-    pub const ALL: [(&'static str, Self); 3] =
-        [("spin-ticket", Self::SpinTicket), ("spin-tas", Self::SpinTas), ("ticket", Self::Ticket)];
+    pub const ALL: [(&'static str, Self); 4] = [
+        ("spin-ticket", Self::SpinTicket),
+        ("spin-tas", Self::SpinTas),
+        ("ticket", Self::Ticket),
+        ("preemptable", Self::Preemptable),
+    ];
 
     /// The lock with this number.
     pub fn from_number(number: u32) -> Option<Self> {
@@ -91,11 +97,33 @@ impl<P: Platform> TestLock for TicketLock<P> {
     }
 }
 
+impl<P: Platform> TestLock for PreemptableTicketLock<P> {
+    #[inline]
+    fn hold<R>(&self, drawn: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
+        let ticket = self.lock_with(|_| drawn());
+        let result = section(ticket.map_or(LogEntry::BYPASS, u64::from));
+        // SAFETY: the `lock_with` above took the lock.
+        unsafe { self.unlock() };
+        result
+    }
+
+    fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R> {
+        if !self.try_lock() {
+            return None;
+        }
+        let result = section(LogEntry::BYPASS);
+        // SAFETY: the `try_lock` above took the lock.
+        unsafe { self.unlock() };
+        Some(result)
+    }
+}
+
 /// One set of each kind of lock.
 pub struct Arena<P> {
     pub(crate) spin_ticket: [CachePadded<TicketMutex<()>>; MAX_LOCKS],
     pub(crate) spin_tas: [CachePadded<SpinMutex<()>>; MAX_LOCKS],
     pub(crate) ticket: [CachePadded<TicketLock<P>>; MAX_LOCKS],
+    pub(crate) preemptable: [CachePadded<PreemptableTicketLock<P>>; MAX_LOCKS],
 }
 
 impl<P: Platform> Arena<P> {
@@ -105,6 +133,7 @@ impl<P: Platform> Arena<P> {
             spin_ticket: [const { CachePadded::new(TicketMutex::new(())) }; MAX_LOCKS],
             spin_tas: [const { CachePadded::new(SpinMutex::new(())) }; MAX_LOCKS],
             ticket: [const { CachePadded::new(TicketLock::new()) }; MAX_LOCKS],
+            preemptable: [const { CachePadded::new(PreemptableTicketLock::new()) }; MAX_LOCKS],
         }
     }
 }

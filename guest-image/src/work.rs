@@ -20,6 +20,7 @@ pub fn run<P: Platform>(job: &Job, arena: &Arena<P>, log: &[LogEntry], vcpu: usi
         Some(LockKind::SpinTicket) => Worker::<P, _>::new(job, &arena.spin_ticket, log, done, vcpu).run(),
         Some(LockKind::SpinTas) => Worker::<P, _>::new(job, &arena.spin_tas, log, done, vcpu).run(),
         Some(LockKind::Ticket) => Worker::<P, _>::new(job, &arena.ticket, log, done, vcpu).run(),
+        Some(LockKind::Preemptable) => Worker::<P, _>::new(job, &arena.preemptable, log, done, vcpu).run(),
         None => panic!("the job names a lock that this image does not have"),
     }
     // Release: who sees that all have ended sees their results.

@@ -32,7 +32,8 @@ pub enum Doorbell {
         /// Bits 0–27 of the page frame number.
         low: u32,
     },
-    /// 3: the region is about to be reused; the host forgets it before it answers. Answered by a [`Status`].
+    /// 3: the region is about to be reused; the host forgets it before it answers, and every vCPU is offline until it says
+    /// `Online` again. Answered by a [`Status`].
     Unregister,
     /// 4: this vCPU takes part from now on. Answered by a [`Status`].
     Online(VcpuId),

@@ -2,7 +2,7 @@
 
 use crate::config::{Config, ConfigError, Queue, RunStates};
 use crate::event::{Park, Resume, Unpark, Verdict, Waker};
-use crate::queue::Queues;
+use crate::queue::{Enqueued, Queues};
 use crate::registration::{Registered, Registration};
 use crate::statistics::{Counters, Statistics};
 use crate::sync::{AtomicU32, Lock, Ordering};
@@ -27,7 +27,7 @@ pub struct Engine<M, R> {
     config: Config,
     memory: M,
     registration: Registration,
-    /// Serialises REGISTER and UNREGISTER.
+    /// Serialises REGISTER, UNREGISTER and ONLINE. Taken before any queue's lock.
     registering: Lock<R, ()>,
     stopped: AtomicU32,
     vcpus: Box<[CachePadded<Vcpu<R>>]>,
@@ -73,7 +73,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.vcpus.get(id.index()).map(|vcpu| &**vcpu)
     }
 
-    fn queues(&self) -> Queues<'_, R> {
+    pub(crate) fn queues(&self) -> Queues<'_, R> {
         Queues(&self.vcpus)
     }
 
@@ -141,11 +141,17 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         }
         Registered::answer(&self.memory, base, &geometry, &self.config);
         self.registration.set(base, &geometry);
+        // The records may be those of an earlier registration.
+        for vcpu in self.vcpus() {
+            self.publish(vcpu, None);
+        }
         Status::Ok
     }
 
+    /// Forgets the region: once this returns, the host writes nothing to it. Takes all vCPUs offline, as they have to come
+    /// online anew after the next REGISTER.
     fn unregister(&self, waker: &impl Waker) -> Status {
-        let _registering = self.registering.lock();
+        let registering = self.registering.lock();
         if self.registered().is_none() {
             return Status::NotRegistered;
         }
@@ -153,20 +159,26 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         for vcpu in &self.vcpus {
             // Whoever saw the region registered writes to it under this lock: wait for them.
             drop(vcpu.queue.lock());
+            vcpu.set_online(false);
         }
-        self.wake_all(waker);
+        drop(registering);
+        for vcpu in self.vcpus() {
+            self.release(vcpu, waker);
+        }
         Status::Ok
     }
 
     fn set_online(&self, target: VcpuId, online: bool, waker: &impl Waker) -> Status {
         let Some(vcpu) = self.vcpu(target) else { return Status::NoSuchVcpu };
-        if online && self.registered().is_none() {
-            return Status::NotRegistered;
+        {
+            // Or an ONLINE could outlive the UNREGISTER that it overlaps with.
+            let _registering = self.registering.lock();
+            if online && self.registered().is_none() {
+                return Status::NotRegistered;
+            }
+            vcpu.set_online(online);
         }
-        if vcpu.set_online(online) {
-            waker.wake(target);
-        }
-        self.release_sleepers(target, waker);
+        self.release(target, waker);
         Status::Ok
     }
 
@@ -176,7 +188,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     pub fn halt(&self, vcpu: VcpuId, slot: SlotIndex, interrupts: bool, now: u64) -> Verdict {
         let Some(own) = self.vcpu(vcpu) else { return Verdict::Resume(Resume::Refused) };
         Counters::count(&own.counters.halts);
-        let Some(region) = self.registered() else { return Verdict::Resume(Resume::NotParking) };
+        let Some(region) = self.registered().filter(|_| own.may_park()) else {
+            return Verdict::Resume(Resume::NotParking);
+        };
         let wait = region.wait(vcpu, slot);
         // Noted before the park becomes visible.
         own.parked_at.store(now, Ordering::Relaxed);
@@ -198,22 +212,26 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         }
         Counters::count(&own.counters.parks);
         let on = wait.and_then(|wait| self.queue_for(vcpu, &wait)).filter(|&owner| {
-            let queued = self.queues().enqueue(vcpu, owner);
-            Counters::count(if queued { &own.counters.queued } else { &own.counters.cycles });
-            queued
+            let enqueued = self.queues().enqueue(vcpu, owner);
+            match enqueued {
+                Enqueued::Queued => Counters::count(&own.counters.queued),
+                Enqueued::Circle => Counters::count(&own.counters.cycles),
+                Enqueued::NoQueue => {}
+            }
+            enqueued == Enqueued::Queued
         });
-        self.publish(vcpu, RunState::NotRunning);
+        self.publish(vcpu, Some(RunState::NotRunning));
         Verdict::Park(Park { until: now.saturating_add(self.config.deadline_ns), on })
     }
 
-    /// On whose queue a waiter should sleep: a hint in range that names another, online vCPU.
+    /// On whose queue a waiter should sleep: a hint that names another vCPU. Whether there is one, `enqueue` sees.
     fn queue_for(&self, vcpu: VcpuId, wait: &Wait) -> Option<VcpuId> {
         let owner = match self.config.queue {
             Queue::None => None,
             Queue::Holder => wait.holder,
             Queue::Previous => wait.predecessor,
-        }?;
-        (owner != vcpu && self.vcpu(owner)?.is_online()).then_some(owner)
+        };
+        owner.filter(|&owner| owner != vcpu)
     }
 
     /// `vcpu` kicks `target`.
@@ -225,11 +243,13 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         };
         Counters::count(&own.counters.kicks_sent);
         Counters::count(&kicked.counters.kicks);
+        // What the target waited for, before the kick lets it wait for something else.
+        let lock = kicked.link.lock.load(Ordering::Relaxed);
         if kicked.kick() {
             waker.wake(target);
         }
         if self.config.queue == Queue::Holder {
-            self.queues().hand_over(vcpu, target);
+            self.queues().hand_over(vcpu, target, lock);
         }
         Verdict::Resume(Resume::Done)
     }
@@ -259,36 +279,38 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     /// `vcpu` no longer runs, without being parked.
     pub fn scheduled_out(&self, vcpu: VcpuId) {
-        self.publish(vcpu, RunState::NotRunning);
+        self.publish(vcpu, Some(RunState::NotRunning));
     }
 
-    /// Marks the vCPU running, then serves its queue (in this order: who enqueues re-checks the run state afterwards).
+    /// Marks the vCPU running and serves its queue. Who halts later is not served, even if this vCPU still runs: it has
+    /// announced itself to the releaser of its lock.
     fn resumed(&self, vcpu: VcpuId, waker: &impl Waker) {
         self.publish(
             vcpu,
-            match self.config.run_states {
+            Some(match self.config.run_states {
                 RunStates::Exact => RunState::Running,
                 RunStates::ParkedOnly => RunState::Unknown,
-            },
+            }),
         );
-        for _ in 0..self.config.wake_ahead {
+        for _ in 0..self.vcpus.len().min(self.config.wake_ahead as usize) {
             let Some(sleeper) = self.queues().pop(vcpu) else { break };
-            self.wake(sleeper, waker);
-            if let Some(own) = self.vcpu(sleeper) {
+            if self.wake(sleeper, waker)
+                && let Some(own) = self.vcpu(sleeper)
+            {
                 Counters::count(&own.counters.served);
             }
         }
     }
 
-    /// Publishes run state and counters in the vCPU's record, if there is one.
-    fn publish(&self, vcpu: VcpuId, state: RunState) {
+    /// Notes the vCPU's run state, if it has changed, and publishes it and the counters in its record, if there is one.
+    fn publish(&self, vcpu: VcpuId, state: Option<RunState>) {
         let Some(own) = self.vcpu(vcpu) else { return };
         // Under this lock, so that UNREGISTER can wait for us; looked up under it for the same reason.
-        let _writing = own.queue.lock();
+        let mut list = own.queue.lock();
+        list.run_state = state.unwrap_or(list.run_state);
         if let Some(region) = self.registered() {
-            let counters = own.counters.read();
-            region.set_run_state(vcpu, state);
-            region.set_counters(vcpu, counters.kicks, counters.parks, counters.parked_ns);
+            region.set_run_state(vcpu, list.run_state);
+            region.set_counters(vcpu, &own.counters);
         }
     }
 
@@ -301,9 +323,22 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         }
     }
 
-    /// `vcpu` was reset: it is offline until it comes online again, has no latches, and nobody sleeps on it.
+    /// `vcpu` was reset: it is offline until it comes online again, has no latches, nobody sleeps on it, and nothing of its
+    /// last doorbells is left. If it was parked it is woken; its driver still reports `unparked`.
     pub fn reset(&self, vcpu: VcpuId, waker: &impl Waker) {
         self.set_online(vcpu, false, waker);
+        if let Some(own) = self.vcpu(vcpu) {
+            own.pfn_high.store(0, Ordering::Relaxed);
+            own.answer.store(Status::Ok.encode(), Ordering::Relaxed);
+        }
+    }
+
+    /// The VM was reset: unregisters the region and resets all vCPUs. To be called before the guest's memory is reused.
+    pub fn reset_vm(&self, waker: &impl Waker) {
+        self.unregister(waker);
+        for vcpu in self.vcpus() {
+            self.reset(vcpu, waker);
+        }
     }
 
     /// Nobody parks from now on, and who is parked returns to its thread: before pausing or saving the VM.
@@ -337,17 +372,21 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         }
     }
 
-    fn wake(&self, vcpu: VcpuId, waker: &impl Waker) {
-        if self.vcpu(vcpu).is_some_and(Vcpu::wake) {
+    fn wake(&self, vcpu: VcpuId, waker: &impl Waker) -> bool {
+        let wakes = self.vcpu(vcpu).is_some_and(Vcpu::wake);
+        if wakes {
             waker.wake(vcpu);
         }
+        wakes
     }
 
-    /// Wakes all who sleep on `owner`, which will not do it itself.
-    fn release_sleepers(&self, owner: VcpuId, waker: &impl Waker) {
-        // Bounded: who comes later finds the owner offline.
-        for _ in 0..self.queues().length(owner) {
-            let Some(sleeper) = self.queues().pop(owner) else { break };
+    /// Wakes `vcpu` and all who sleep on it, which came online or went offline; none of them is on a queue then.
+    fn release(&self, vcpu: VcpuId, waker: &impl Waker) {
+        self.wake(vcpu, waker);
+        self.queues().dequeue(vcpu);
+        // Bounded. Nobody is left if the vCPU is offline: who comes later sees that under the queue's lock.
+        for _ in 0..self.queues().length(vcpu) {
+            let Some(sleeper) = self.queues().pop(vcpu) else { break };
             self.wake(sleeper, waker);
         }
     }

@@ -8,7 +8,7 @@ use pvlock_protocol::VcpuId;
 pub enum Verdict {
     /// Go back to the guest.
     Resume(Resume),
-    /// Sleep, then report `Engine::unparked`.
+    /// Sleep, then report `Engine::unparked`, whatever happens to the vCPU meanwhile.
     Park(Park),
 }
 

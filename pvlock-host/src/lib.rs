@@ -13,6 +13,7 @@ extern crate alloc;
 #[cfg(any(test, feature = "std"))]
 extern crate std;
 
+mod check;
 mod config;
 mod dump;
 mod engine;

@@ -1,24 +1,42 @@
 //! Wait queues: one per vCPU, intrusive, ordered by ticket within a lock. A sleeper is on at most one.
 //!
-//! The list of a vCPU and the links of everybody on it are protected by that vCPU's lock. `Link::owner` may be read without
-//! it, as a hint to find the lock; it changes only under the lock of the queue that it names, or that it will name.
+//! The list of a vCPU and the links of everybody on it are protected by that vCPU's lock. Only a sleeper's own thread puts it
+//! on a queue; anyone may move it to another or take it off.
+//!
+//! `Link::owner` may be read without a lock, as a hint to find the lock: it is `NONE` only for who is on no queue (a move goes
+//! from one owner to the next directly), so a sleeper's thread that reads `NONE` has nothing to take off.
+//!
+//! # Circles
+//!
+//! Sleepers that wait for each other in a circle would wait for the deadline. Whoever adds an edge looks for a circle
+//! afterwards, and of those that close one together at least the last sees it:
+//!
+//! ```text
+//! A sleeps on B                  B sleeps on A                   (or a hand-over makes B sleep on A)
+//!   A.owner := B                   B.owner := A
+//!   fence(SeqCst)                  fence(SeqCst)
+//!   walks B.owner, …               walks A.owner, …
+//! ```
 
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::vcpu::Vcpu;
+use alloc::vec::Vec;
 use crossbeam_utils::CachePadded;
-use pvlock_protocol::VcpuId;
+use pvlock_protocol::{RunState, VcpuId};
 
 const NONE: u32 = u32::MAX;
 
-/// A vCPU's queue.
+/// What a vCPU's queue lock protects: its queue, and what is written to its record.
 pub(crate) struct List {
     head: u32,
     tail: u32,
     length: u32,
+    /// As last published, or to be published at the next REGISTER.
+    pub(crate) run_state: RunState,
 }
 
 impl List {
-    pub(crate) const EMPTY: Self = Self { head: NONE, tail: NONE, length: 0 };
+    pub(crate) const EMPTY: Self = Self { head: NONE, tail: NONE, length: 0, run_state: RunState::Unknown };
 }
 
 /// A vCPU's place on somebody's queue, and what it waits for there.
@@ -48,6 +66,25 @@ impl Link {
             owner => VcpuId::new(owner as usize),
         }
     }
+
+    /// Whether this one waits for `lock` with a ticket after `ticket`; tickets wrap.
+    fn is_after(&self, lock: u64, ticket: u32) -> bool {
+        self.waits_for(lock) && self.ticket.load(Ordering::Relaxed).wrapping_sub(ticket) as i32 > 0
+    }
+
+    fn waits_for(&self, lock: u64) -> bool {
+        self.lock.load(Ordering::Relaxed) == lock
+    }
+}
+
+/// What became of an `enqueue`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Enqueued {
+    Queued,
+    /// The owner sleeps, by a chain of queues, on the sleeper.
+    Circle,
+    /// The owner is offline, or not a vCPU of this VM.
+    NoQueue,
 }
 
 /// All vCPUs of an engine, as far as queues go.
@@ -59,30 +96,41 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
     }
 
     /// Puts `sleeper` on `owner`'s queue behind those of the same lock that have earlier tickets. The sleeper's thread calls
-    /// it, with `lock` and `ticket` noted in its link. False, and nothing done, if a chain of queues leads back to the sleeper.
-    pub(crate) fn enqueue(&self, sleeper: VcpuId, owner: VcpuId) -> bool {
-        let (Some(vcpu), Some(target)) = (self.0.get(sleeper.index()), self.0.get(owner.index())) else { return false };
-        if self.leads_to(owner, sleeper) {
-            return false;
-        }
-        let mut list = target.queue.lock();
-        let lock = vcpu.link.lock.load(Ordering::Relaxed);
-        let ticket = vcpu.link.ticket.load(Ordering::Relaxed);
-        // From the tail: a new waiter mostly has the latest ticket. Bounded by the queue's length.
-        let mut before = list.tail;
-        while let Some(link) = self.link(before) {
-            let later = link.ticket.load(Ordering::Relaxed).wrapping_sub(ticket) as i32 > 0;
-            if link.lock.load(Ordering::Relaxed) != lock || !later {
-                break;
+    /// it, with `lock` and `ticket` noted in its link, while it is on no queue.
+    pub(crate) fn enqueue(&self, sleeper: VcpuId, owner: VcpuId) -> Enqueued {
+        let (Some(vcpu), Some(target)) = (self.0.get(sleeper.index()), self.0.get(owner.index())) else {
+            return Enqueued::NoQueue;
+        };
+        {
+            let mut list = target.queue.lock();
+            // Under the lock: who takes the owner offline empties its queue afterwards, before us or behind us.
+            if !target.is_online() {
+                return Enqueued::NoQueue;
             }
-            before = link.previous.load(Ordering::Relaxed);
+            let lock = vcpu.link.lock.load(Ordering::Relaxed);
+            let ticket = vcpu.link.ticket.load(Ordering::Relaxed);
+            // From the tail, as a new waiter mostly has the latest ticket, past those of other locks. Bounded by the length.
+            let mut before = list.tail;
+            let mut cursor = list.tail;
+            while let Some(link) = self.link(cursor) {
+                cursor = link.previous.load(Ordering::Relaxed);
+                if link.is_after(lock, ticket) {
+                    before = cursor;
+                } else if link.waits_for(lock) {
+                    break;
+                }
+            }
+            self.insert_after(&mut list, before, sleeper.index() as u32);
+            vcpu.link.owner.store(owner.index() as u32, Ordering::Relaxed);
         }
-        self.insert_after(&mut list, before, sleeper.index() as u32);
-        vcpu.link.owner.store(owner.index() as u32, Ordering::Relaxed);
-        true
+        if self.closes_circle(sleeper) {
+            self.dequeue(sleeper);
+            return Enqueued::Circle;
+        }
+        Enqueued::Queued
     }
 
-    /// Takes a sleeper off the queue it is on, if any. Only its own thread, or a reset of it, calls this.
+    /// Takes a sleeper off the queue it is on, if any.
     pub(crate) fn dequeue(&self, sleeper: VcpuId) {
         let Some(vcpu) = self.0.get(sleeper.index()) else { return };
         // Repeats only if a hand-over moved the sleeper to another queue meanwhile, which is somebody's progress.
@@ -91,6 +139,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
             let mut list = target.queue.lock();
             if vcpu.link.owner() == Some(owner) {
                 self.unlink(&mut list, sleeper.index() as u32);
+                vcpu.link.owner.store(NONE, Ordering::Relaxed);
             }
         }
     }
@@ -99,8 +148,10 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
     pub(crate) fn pop(&self, owner: VcpuId) -> Option<VcpuId> {
         let mut list = self.0.get(owner.index())?.queue.lock();
         let first = list.head;
+        let link = self.link(first)?;
         self.unlink(&mut list, first);
-        VcpuId::new(first as usize).filter(|_| first != NONE)
+        link.owner.store(NONE, Ordering::Relaxed);
+        VcpuId::new(first as usize)
     }
 
     /// Number of sleepers on `owner`'s queue.
@@ -108,42 +159,66 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
         self.0.get(owner.index()).map_or(0, |vcpu| vcpu.queue.lock().length as usize)
     }
 
-    /// The lock that `to` waited for passes from `from` to `to`: the others that sleep on `from` for it now sleep on `to`.
-    pub(crate) fn hand_over(&self, from: VcpuId, to: VcpuId) {
+    /// `lock`, for which `to` waited, passes from `from` to `to`: the others that sleep on `from` for it now sleep on `to`,
+    /// in the order of their tickets.
+    pub(crate) fn hand_over(&self, from: VcpuId, to: VcpuId, lock: u64) {
         let (Some(source), Some(target)) = (self.0.get(from.index()), self.0.get(to.index())) else { return };
         if from == to {
             return;
         }
-        let lock = target.link.lock.load(Ordering::Relaxed);
-        // Two queues are always locked in the order of their vCPUs.
-        let (mut source, mut target) = if from < to {
-            let source = source.queue.lock();
-            (source, target.queue.lock())
-        } else {
-            let target = target.queue.lock();
-            (source.queue.lock(), target)
-        };
-        let mut cursor = source.head;
-        while let Some(link) = self.link(cursor) {
-            let next = link.next.load(Ordering::Relaxed);
-            if link.lock.load(Ordering::Relaxed) == lock && cursor != to.index() as u32 {
-                self.unlink(&mut source, cursor);
-                let tail = target.tail;
-                self.insert_after(&mut target, tail, cursor);
-                link.owner.store(to.index() as u32, Ordering::Relaxed);
+        let owner = to.index() as u32;
+        {
+            // In the order of their vCPUs.
+            let (mut source, mut list) = if from < to {
+                let source = source.queue.lock();
+                (source, target.queue.lock())
+            } else {
+                let list = target.queue.lock();
+                (source.queue.lock(), list)
+            };
+            // As in `enqueue`.
+            if !target.is_online() {
+                return;
             }
-            cursor = next;
+            let mut cursor = source.head;
+            // Both lists are in order: one pass over each.
+            let mut place = list.head;
+            while let Some(link) = self.link(cursor) {
+                let node = cursor;
+                cursor = link.next.load(Ordering::Relaxed);
+                if node == owner {
+                    // The new holder waits for nobody.
+                    self.unlink(&mut source, node);
+                    link.owner.store(NONE, Ordering::Relaxed);
+                } else if link.waits_for(lock) {
+                    self.unlink(&mut source, node);
+                    let ticket = link.ticket.load(Ordering::Relaxed);
+                    while let Some(other) = self.link(place).filter(|other| !other.is_after(lock, ticket)) {
+                        place = other.next.load(Ordering::Relaxed);
+                    }
+                    let before = self.link(place).map_or(list.tail, |other| other.previous.load(Ordering::Relaxed));
+                    self.insert_after(&mut list, before, node);
+                    link.owner.store(owner, Ordering::Relaxed);
+                }
+            }
+        }
+        // Every edge that was added leads to the new holder, so it is on any new circle. It was kicked: no queue need wake it.
+        if self.closes_circle(to) {
+            self.dequeue(to);
         }
     }
 
-    /// Whether following queues from `from` arrives at `to`; walks at most as many links as there are vCPUs.
-    fn leads_to(&self, from: VcpuId, to: VcpuId) -> bool {
-        let mut at = Some(from);
-        for _ in 0..=self.0.len() {
-            match at {
+    /// Whether following queues from `start` leads back to it (or to a circle that it hangs on), called after an edge was
+    /// added. Walks at most as many links as there are vCPUs.
+    fn closes_circle(&self, start: VcpuId) -> bool {
+        // SeqCst: pairs with itself, see the module's documentation.
+        fence(Ordering::SeqCst);
+        let mut at = start;
+        for _ in 0..self.0.len() {
+            match self.link(at.index() as u32).and_then(Link::owner) {
                 None => return false,
-                Some(vcpu) if vcpu == to => return true,
-                Some(vcpu) => at = self.link(vcpu.index() as u32).and_then(Link::owner),
+                Some(owner) if owner == start => return true,
+                Some(owner) => at = owner,
             }
         }
         true
@@ -164,6 +239,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
         list.length += 1;
     }
 
+    /// Takes `node` out of the list; its owner is the caller's to change, while it holds the list.
     fn unlink(&self, list: &mut List, node: u32) {
         let Some(link) = self.link(node) else { return };
         let (before, after) = (link.previous.load(Ordering::Relaxed), link.next.load(Ordering::Relaxed));
@@ -175,7 +251,31 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
             Some(after) => after.previous.store(before, Ordering::Relaxed),
             None => list.tail = before,
         }
-        link.owner.store(NONE, Ordering::Relaxed);
         list.length -= 1;
+    }
+
+    /// Everybody on `owner`'s queue, first to last, if the list and its links agree, and how many vCPUs point to it.
+    pub(crate) fn inspect(&self, list: &List, owner: u32) -> Result<Vec<VcpuId>, &'static str> {
+        let (mut sleepers, mut before, mut at) = (Vec::new(), NONE, list.head);
+        while let Some(link) = self.link(at) {
+            if link.owner.load(Ordering::Relaxed) != owner {
+                return Err("a sleeper's owner is not the vCPU on whose queue it is");
+            }
+            if link.previous.load(Ordering::Relaxed) != before {
+                return Err("links forwards and backwards differ");
+            }
+            sleepers.extend(VcpuId::new(at as usize));
+            if sleepers.len() > self.0.len() {
+                return Err("a list runs in a circle");
+            }
+            (before, at) = (at, link.next.load(Ordering::Relaxed));
+        }
+        if list.tail != before || list.length as usize != sleepers.len() {
+            return Err("a list's tail or length is wrong");
+        }
+        if self.0.iter().filter(|vcpu| vcpu.link.owner.load(Ordering::Relaxed) == owner).count() != sleepers.len() {
+            return Err("a sleeper's owner does not have it on its queue");
+        }
+        Ok(sleepers)
     }
 }

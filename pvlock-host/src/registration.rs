@@ -1,6 +1,7 @@
 //! Where the region is, if the guest has registered one.
 
 use crate::GuestMemory;
+use crate::statistics::Counters;
 use crate::sync::{AtomicU64, Ordering};
 use pvlock_protocol::offset::{header, record};
 use pvlock_protocol::{Features, Geometry, PAGE_SIZE, RunState, SlotIndex, VcpuId, Wait, record_offset};
@@ -72,9 +73,10 @@ impl<M: GuestMemory> Registered<'_, M> {
     }
 
     /// Publishes a vCPU's counters. The caller holds the vCPU's queue lock.
-    pub(crate) fn set_counters(&self, vcpu: VcpuId, kicks: u64, parks: u64, parked_ns: u64) {
-        for (offset, value) in [(record::KICKS, kicks), (record::PARKS, parks), (record::PARKED_NS, parked_ns)] {
-            self.memory.store(self.address(vcpu, offset), value);
+    pub(crate) fn set_counters(&self, vcpu: VcpuId, counters: &Counters) {
+        let Counters { kicks, parks, parked_ns, .. } = counters;
+        for (offset, counter) in [(record::KICKS, kicks), (record::PARKS, parks), (record::PARKED_NS, parked_ns)] {
+            self.memory.store(self.address(vcpu, offset), counter.load(Ordering::Relaxed));
         }
     }
 }

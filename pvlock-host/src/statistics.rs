@@ -46,8 +46,9 @@ macro_rules! counters {
 
             fn add(self, other: Self) -> Self {
                 Self {
-                    $($name: self.$name + other.$name,)*
-                    sleeps: core::array::from_fn(|n| self.sleeps[n] + other.sleeps[n]),
+                    // Thousands of vCPUs sleep 2^64 ns within days.
+                    $($name: self.$name.saturating_add(other.$name),)*
+                    sleeps: core::array::from_fn(|n| self.sleeps[n].saturating_add(other.sleeps[n])),
                 }
             }
         }

@@ -1,9 +1,9 @@
 //! Atomics and the engine's own lock: `core`'s and `lock_api`'s, or loom's in a model (`--cfg pvlock_loom`).
 
 #[cfg(not(pvlock_loom))]
-pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 #[cfg(pvlock_loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64};
+pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 pub(crate) use core::sync::atomic::Ordering;
 

@@ -10,7 +10,7 @@ pub(crate) struct Vcpu<R> {
     /// See [`bits`].
     word: AtomicU32,
     /// Who sleeps on this vCPU. The lock also serialises the host's writes to this vCPU's record, so that UNREGISTER can wait
-    /// for them.
+    /// for them. Two of these locks are taken in the order of their vCPUs.
     pub(crate) queue: Lock<R, List>,
     /// Its own place on a queue.
     pub(crate) link: Link,
@@ -157,14 +157,9 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
         })
     }
 
-    pub(crate) fn set_online(&self, online: bool) -> bool {
-        // A vCPU that comes back starts without latches of its former life.
-        self.transition(|word| {
-            let wakes = !online && word & PARKED != 0 && word & ends(word) == 0;
-            let cleared = word & !(LATCHES | INTERRUPT | ONLINE);
-            let wake = if word & PARKED == 0 { 0 } else { WAKE };
-            (cleared | if online { ONLINE } else { wake }, wakes)
-        })
+    /// Starts or ends a life of the vCPU: without what was left of the life before. Whoever calls this wakes it afterwards.
+    pub(crate) fn set_online(&self, online: bool) {
+        self.transition(|word| (word & !(LATCHES | INTERRUPT | ONLINE) | if online { ONLINE } else { 0 }, ()));
     }
 
     /// The slot that halted, if the vCPU is parked, and whether something has ended the park already.
@@ -177,5 +172,11 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
 
     pub(crate) fn is_online(&self) -> bool {
         self.word.load(Ordering::Relaxed) & ONLINE != 0
+    }
+
+    /// Whether a halt could park the vCPU. Asked before anything is noted of the halt: a vCPU that is parked already (a
+    /// driver's mistake) may stand on a queue, whose order depends on the notes.
+    pub(crate) fn may_park(&self) -> bool {
+        self.word.load(Ordering::Relaxed) & (ONLINE | PARKED) == ONLINE
     }
 }

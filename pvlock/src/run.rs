@@ -88,8 +88,8 @@ pub struct Options {
     /// vCPUs per CPU, a list
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4", value_parser = overcommit)]
     pub overcommit: Vec<usize>,
-    /// Locks to compare, a list of spin-ticket, spin-tas, ticket
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "spin-ticket,spin-tas,ticket", value_parser = lock)]
+    /// Locks to compare, a list of spin-ticket, spin-tas, ticket, preemptable
+    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "spin-ticket,spin-tas,ticket,preemptable", value_parser = lock)]
     pub locks: Vec<LockKind>,
     /// Seconds to run each lock
     #[arg(long, value_name = "S", default_value = "2", value_parser = positive)]

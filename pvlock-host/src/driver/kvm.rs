@@ -48,7 +48,8 @@ impl<M: GuestMemory> Driver<M> {
     }
 
     fn read(&self, vcpu: VcpuId, access: Access, data: &mut [u8]) -> Outcome {
-        data.fill(0);
+        // What a read of another width gets: not 0, which would say Ok.
+        data.fill(0xff);
         self.access(vcpu, access, |word| {
             for (byte, answer) in data.iter_mut().zip(word.to_le_bytes()) {
                 *byte = answer;

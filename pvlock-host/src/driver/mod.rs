@@ -94,6 +94,11 @@ impl<M: GuestMemory> Driver<M> {
         self.engine.reset(vcpu, &|vcpu| self.wake(vcpu));
     }
 
+    /// The VM was reset: forgets the region and everything about the vCPUs. Call it before the guest's memory is reused.
+    pub fn reset_vm(&self) {
+        self.engine.reset_vm(&|vcpu| self.wake(vcpu));
+    }
+
     /// Ends all sleeps, and lets nobody sleep until [`Driver::resume`]: before pausing or saving the VM.
     pub fn pause(&self) {
         self.engine.pause(&|vcpu| self.wake(vcpu));
@@ -107,6 +112,12 @@ impl<M: GuestMemory> Driver<M> {
     /// Ends all sleeps for good.
     pub fn shut_down(&self) {
         self.engine.shut_down(&|vcpu| self.wake(vcpu));
+    }
+
+    /// See [`Engine::check_queues`].
+    #[doc(hidden)]
+    pub fn check_queues(&self) -> Result<std::vec::Vec<std::vec::Vec<VcpuId>>, &'static str> {
+        self.engine.check_queues()
     }
 
     /// Counts of all vCPUs.

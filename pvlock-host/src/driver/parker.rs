@@ -33,10 +33,8 @@ impl Parker {
                     how = Unpark::Deadline;
                     break;
                 }
-                let timeout = rustix::fs::Timespec {
-                    tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
-                    tv_nsec: left.subsec_nanos().into(),
-                };
+                let timeout =
+                    futex::Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
                 let result = futex::wait(&self.state, futex::Flags::PRIVATE, ASLEEP, Some(&timeout));
                 if self.state.load(Ordering::Relaxed) == TOKEN {
                     break;
@@ -86,16 +84,91 @@ mod tests {
         assert_eq!(parker.park(Instant::now()), Unpark::Deadline);
     }
 
+    fn wait_until_asleep(parker: &Parker) {
+        while parker.state.load(Ordering::Relaxed) != ASLEEP {
+            std::thread::yield_now();
+        }
+    }
+
     #[test]
     fn a_sleeper_is_woken() {
         let parker = Parker::new();
         std::thread::scope(|scope| {
             let sleeper = scope.spawn(|| parker.park(in_a_minute()));
-            while parker.state.load(Ordering::Relaxed) != ASLEEP {
-                std::thread::yield_now();
-            }
+            wait_until_asleep(&parker);
             parker.unpark();
             assert_eq!(sleeper.join().unwrap(), Unpark::Woken);
         });
+    }
+
+    /// Makes SIGUSR1 do nothing but interrupt system calls.
+    fn catch_signals() {
+        extern "C" fn nothing(_: libc::c_int) {}
+        // SAFETY: all zeros is a valid `sigaction`.
+        let mut action: libc::sigaction = unsafe { core::mem::zeroed() };
+        // Without SA_RESTART, as a VMM's is.
+        action.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+        // SAFETY: `action` is initialised, and its handler does nothing, which is safe in a signal.
+        assert_eq!(unsafe { libc::sigaction(libc::SIGUSR1, &action, core::ptr::null_mut()) }, 0);
+    }
+
+    #[test]
+    fn a_signal_ends_a_sleep_and_says_so() {
+        catch_signals();
+        let parker = Parker::new();
+        let left = core::sync::atomic::AtomicBool::new(false);
+        let (send, receive) = std::sync::mpsc::channel();
+        std::thread::scope(|scope| {
+            let sleeper = scope.spawn(|| {
+                // SAFETY: names the calling thread.
+                send.send(unsafe { libc::pthread_self() }).unwrap();
+                let how = parker.park(in_a_minute());
+                left.store(true, Ordering::Relaxed);
+                how
+            });
+            let thread = receive.recv().unwrap();
+            wait_until_asleep(&parker);
+            // A signal between the note that it sleeps and the sleep is not seen: send until one is.
+            while !left.load(Ordering::Relaxed) {
+                // SAFETY: the thread has not been joined yet, so its id is valid.
+                assert_eq!(unsafe { libc::pthread_kill(thread, libc::SIGUSR1) }, 0);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            assert_eq!(sleeper.join().unwrap(), Unpark::Signal);
+        });
+        assert_eq!(parker.park(Instant::now()), Unpark::Deadline, "nothing is left of it");
+    }
+
+    #[test]
+    fn a_token_counts_before_a_signal_or_the_deadline() {
+        catch_signals();
+        let parker = Parker::new();
+        parker.unpark();
+        // SAFETY: signals the calling thread, whose handler does nothing.
+        assert_eq!(unsafe { libc::raise(libc::SIGUSR1) }, 0);
+        assert_eq!(parker.park(Instant::now()), Unpark::Woken);
+        assert_eq!(parker.park(Instant::now()), Unpark::Deadline);
+    }
+
+    #[test]
+    fn no_token_is_lost_between_two_threads_that_take_turns() {
+        const TURNS: u32 = 20_000;
+        let parkers = [Parker::new(), Parker::new()];
+        let turn = AtomicU32::new(0);
+        std::thread::scope(|scope| {
+            for id in 0..2 {
+                let (parkers, turn) = (&parkers, &turn);
+                scope.spawn(move || {
+                    for mine in (0..TURNS).filter(|n| n % 2 == id) {
+                        while turn.load(Ordering::Relaxed) != mine {
+                            assert_eq!(parkers[id as usize].park(in_a_minute()), Unpark::Woken);
+                        }
+                        turn.store(mine + 1, Ordering::Relaxed);
+                        parkers[1 - id as usize].unpark();
+                    }
+                });
+            }
+        });
+        assert_eq!(turn.into_inner(), TURNS);
     }
 }

@@ -1,0 +1,507 @@
+//! The preemptable ticket lock: waiters are served in the order of their tickets, but a free lock does not wait for a head of
+//! the queue that is not running.
+//!
+//! # Contract
+//!
+//! Waiters are served in ticket order. The whole queue may be bypassed by a newcomer (who has no ticket) only after the
+//! queue's head was seen off-CPU, or has left a free lock unclaimed for [`CLAIM`] ticks. A head that polls says so, and is from
+//! then on bypassed at most once per other vCPU (by those who looked before it said so).
+//!
+//! # The word
+//!
+//! | bits | field | |
+//! |---|---|---|
+//! | 0 | `LOCKED` | somebody owns the lock |
+//! | 1 | `AWAY` | the head of the queue does not run: newcomers may take a free lock |
+//! | 2 | `HALTED` | the head has halted: whoever releases kicks it, once |
+//! | 3 | `FAIR` | released by `unlock_fair`: no bypass until the head has claimed |
+//! | 4–17 | vCPU + 1 of the head, valid with `HALTED` | |
+//! | 18–33 | `serving`: ticket of the head | |
+//! | 34–49 | `next`: tickets drawn; the queue is empty if it equals `serving` | |
+//! | 50–63 | acquisitions, wraps: tells a watcher that the free lock it sees is not the one it saw | |
+//!
+//! # States
+//!
+//! | LOCKED | queue | AWAY | HALTED | meaning |
+//! |---|---|---|---|---|
+//! | 0 | empty | 0 | 0 | free |
+//! | 1 | empty | 0 | 0 | held, nobody waits with a ticket |
+//! | 1 | n | 0 | 0 | held, the head polls (or was preempted, which nobody has noticed) |
+//! | 1 | n | 1 | 1 | held, the head has halted |
+//! | 0 | n | 0 | 0 | free for the head |
+//! | 0 | n | 1 | 0 | free for the head and for newcomers; the head has been kicked, or was silent for `CLAIM` |
+//! | 1 | n | 1 | 0 | the same, held by a newcomer |
+//!
+//! # Who does what
+//!
+//! ```text
+//! newcomer            free, and queue empty or AWAY and not FAIR:  CAS -> LOCKED
+//!                     free but not for us, CLAIM ticks long:       CAS -> LOCKED | AWAY
+//!                     held for the whole budget:                   CAS -> next + 1, a ticket is drawn
+//! head                free:   CAS -> LOCKED, serving + 1, flags and vCPU cleared    (T)
+//!                     AWAY:   CAS -> flags and vCPU cleared ("I am here")
+//!                     budget over and still LOCKED: CAS -> AWAY | HALTED, vCPU      (H), halt
+//! other waiters       slot := halting; fetch_or(0) AcqRel                           (O); still not head: halt
+//! served head         looks at its successor after (T); if halting: CAS -> AWAY | HALTED, successor's vCPU
+//! owner               CAS -> LOCKED, HALTED and vCPU cleared                        (R); if HALTED was set: kick
+//! ```
+//!
+//! No wake-up is lost: (H) succeeds only while `LOCKED` is set, so an (R) follows it and sees `HALTED`. For another waiter, (O)
+//! either precedes (T), and (T), an Acquire operation later in the same word's order, sees its slot; or follows it, and the
+//! waiter sees that it is the head. Only who advances `serving` looks, and only what (T) makes the head can need it.
+//!
+//! A queued waiter never takes out of turn: its ticket would stay behind. Nothing touches the lock after (R).
+
+use crate::Platform;
+use crate::budget::Budget;
+use crate::scoped::RawLock;
+use crate::sync::{AtomicU32, AtomicU64, Ordering, const_unless_loom};
+use crate::waiter::Waiter;
+use core::marker::PhantomData;
+use pvlock_protocol::{LockId, VcpuId, WaitState};
+
+/// Ticks for which a free lock stays reserved for the head of the queue. A head that runs takes it within a few hundred
+/// (a cache-line transfer and a PAUSE); more than a few microseconds would leave the lock idle.
+pub const CLAIM: u64 = 1 << 11;
+
+const LOCKED: u64 = 1;
+const AWAY: u64 = 1 << 1;
+const HALTED: u64 = 1 << 2;
+const FAIR: u64 = 1 << 3;
+const VCPU_SHIFT: u32 = 4;
+const SERVING_SHIFT: u32 = VCPU_SHIFT + VcpuId::BITS;
+const TICKET_BITS: u32 = 16;
+const NEXT_SHIFT: u32 = SERVING_SHIFT + TICKET_BITS;
+const ACQUIRED_SHIFT: u32 = NEXT_SHIFT + TICKET_BITS;
+/// What is true only of the present head.
+const OF_HEAD: u64 = AWAY | HALTED | FAIR | ((1 << VcpuId::BITS) - 1) << VCPU_SHIFT;
+const TICKET_MASK: u64 = (1 << TICKET_BITS) - 1;
+/// A change of the topmost field: wraps without touching another.
+const ONE_ACQUISITION: u64 = 1 << ACQUIRED_SHIFT;
+
+// Every vCPU can wait in every slot, and a full queue does not look empty.
+static_assertions::const_assert!(pvlock_protocol::MAX_VCPUS * pvlock_protocol::WAIT_SLOTS < TICKET_MASK as usize);
+
+/// The lock's word, as a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Word(u64);
+
+impl Word {
+    fn is(self, bits: u64) -> bool {
+        self.0 & bits != 0
+    }
+
+    fn serving(self) -> u32 {
+        (self.0 >> SERVING_SHIFT & TICKET_MASK) as u32
+    }
+
+    fn next(self) -> u32 {
+        (self.0 >> NEXT_SHIFT & TICKET_MASK) as u32
+    }
+
+    fn queue_is_empty(self) -> bool {
+        (self.0 >> NEXT_SHIFT ^ self.0 >> SERVING_SHIFT) & TICKET_MASK == 0
+    }
+
+    /// Whether nobody owns the lock or waits for it with a ticket: the usual case, in one branch.
+    fn is_idle(self) -> bool {
+        (self.0 >> NEXT_SHIFT ^ self.0 >> SERVING_SHIFT | self.0 & LOCKED) & TICKET_MASK == 0
+    }
+
+    /// Whether a newcomer may take the lock.
+    fn is_open(self) -> bool {
+        !self.is(LOCKED) && (self.queue_is_empty() || self.0 & (AWAY | FAIR) == AWAY)
+    }
+
+    /// Taken by a newcomer.
+    fn taken(self) -> Self {
+        Self((self.0 | LOCKED).wrapping_add(ONE_ACQUISITION))
+    }
+
+    /// Taken by the head (T).
+    fn served(self) -> Self {
+        let serving = u64::from(self.serving()) + 1 & TICKET_MASK;
+        let rest = self.0 & !(OF_HEAD | TICKET_MASK << SERVING_SHIFT);
+        Self(rest | serving << SERVING_SHIFT).taken()
+    }
+
+    /// One more ticket drawn.
+    fn drawn(self) -> Self {
+        let next = u64::from(self.next()) + 1 & TICKET_MASK;
+        Self(self.0 & !(TICKET_MASK << NEXT_SHIFT) | next << NEXT_SHIFT)
+    }
+
+    /// The head has halted on `vcpu` (H).
+    fn halted(self, vcpu: VcpuId) -> Self {
+        Self(self.0 & !(OF_HEAD & !FAIR) | AWAY | HALTED | VcpuId::encode(Some(vcpu)) << VCPU_SHIFT)
+    }
+
+    /// The head is here.
+    fn present(self) -> Self {
+        Self(self.0 & !(OF_HEAD & !FAIR))
+    }
+
+    /// Released (R).
+    fn released(self) -> Self {
+        Self(self.0 & !(LOCKED | OF_HEAD & !(AWAY | FAIR)))
+    }
+
+    fn vcpu(self) -> Option<VcpuId> {
+        VcpuId::decode(self.0 >> VCPU_SHIFT)
+    }
+
+    fn acquisitions(self) -> u64 {
+        self.0 >> ACQUIRED_SHIFT
+    }
+}
+
+/// A spinlock whose waiters are served in order, but whose free lock a running newcomer may take while the head of the queue
+/// is not running; bare, without data. See the [module](self) for contract and workings.
+///
+/// The waiter must stay on one vCPU from lock to unlock; [`Scoped`](crate::Scoped) takes care of that.
+#[derive(Debug)]
+#[repr(C, align(16))]
+pub struct PreemptableTicketLock<P> {
+    word: AtomicU64,
+    /// vCPU + 1 of the last owner that was in paravirtual mode; a hint.
+    holder: AtomicU32,
+    platform: PhantomData<fn() -> P>,
+}
+
+impl<P: Platform> PreemptableTicketLock<P> {
+    const_unless_loom! {
+        /// A free lock.
+        #[allow(clippy::new_without_default, reason = "Default is implemented")]
+        pub const fn new() -> Self {
+            Self { word: AtomicU64::new(0), holder: AtomicU32::new(0), platform: PhantomData }
+        }
+    }
+
+    /// Takes the lock; returns when it is ours.
+    #[inline]
+    pub fn lock(&self) {
+        self.lock_with(|_| ());
+    }
+
+    /// As [`PreemptableTicketLock::lock`]; `drawn` runs when a ticket is drawn, for tracing. Returns the ticket, if one was.
+    #[inline]
+    pub fn lock_with(&self, drawn: impl FnOnce(u32)) -> Option<u32> {
+        let word = self.load(Ordering::Relaxed);
+        let ticket = if word.is_idle() && self.take(word).is_ok() { None } else { self.wait(drawn) };
+        self.acquired();
+        ticket
+    }
+
+    /// Takes the lock if a newcomer may; otherwise changes nothing.
+    #[inline]
+    pub fn try_lock(&self) -> bool {
+        let word = self.load(Ordering::Relaxed);
+        let taken = word.is_open() && self.take(word).is_ok();
+        if taken {
+            self.acquired();
+        }
+        taken
+    }
+
+    /// Gives the lock back: to the head of the queue, or to a newcomer if the head does not run.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the lock.
+    #[inline]
+    pub unsafe fn unlock(&self) {
+        self.release(0);
+    }
+
+    /// Gives the lock to the head of the queue, if there is one, whether it runs or not.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the lock.
+    pub unsafe fn unlock_fair(&self) {
+        self.release(FAIR);
+    }
+
+    /// Whether somebody owns the lock; stale at once.
+    pub fn is_locked(&self) -> bool {
+        self.load(Ordering::Relaxed).is(LOCKED)
+    }
+
+    #[inline]
+    fn load(&self, order: Ordering) -> Word {
+        Word(self.word.load(order))
+    }
+
+    /// Acquire on success: pairs with (R), and for the head with (O); what the word held before is Relaxed.
+    #[inline]
+    fn change(&self, from: Word, to: Word) -> Result<(), Word> {
+        self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).map(drop).map_err(Word)
+    }
+
+    /// A newcomer's way in.
+    #[inline]
+    fn take(&self, word: Word) -> Result<(), Word> {
+        // Acquire: pairs with (R).
+        self.word.compare_exchange(word.0, word.taken().0, Ordering::Acquire, Ordering::Relaxed).map(drop).map_err(Word)
+    }
+
+    #[inline]
+    fn acquired(&self) {
+        if !P::guest().is_native() {
+            self.holder.store(VcpuId::encode(P::current()) as u32, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    fn release(&self, fair: u64) {
+        let mut word = self.load(Ordering::Relaxed);
+        loop {
+            let fair = if word.queue_is_empty() { 0 } else { fair };
+            let released = word.released().0 | fair;
+            // Release, (R): pairs with the Acquire of whoever takes the lock next.
+            match self.word.compare_exchange_weak(word.0, released, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => break,
+                Err(now) => word = Word(now),
+            }
+        }
+        if word.is(HALTED) {
+            kick::<P>(word.vcpu());
+        }
+    }
+
+    fn id(&self) -> LockId {
+        LockId::of(self)
+    }
+
+    fn holder(&self) -> Option<VcpuId> {
+        VcpuId::decode(u64::from(self.holder.load(Ordering::Relaxed)))
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn wait(&self, drawn: impl FnOnce(u32)) -> Option<u32> {
+        let budget = Budget::<P>::new();
+        if self.wait_without_ticket(&budget) {
+            budget.was_enough();
+            return None;
+        }
+        budget.was_too_short();
+        let ticket = self.draw()?;
+        drawn(ticket);
+        self.wait_in_queue(ticket, &budget);
+        Some(ticket)
+    }
+
+    /// Spins as a newcomer for the budget; true if that got the lock.
+    fn wait_without_ticket(&self, budget: &Budget<P>) -> bool {
+        let now = P::ticks();
+        let deadline = now.wrapping_add(budget.ticks());
+        let mut silence = Silence::since(now);
+        let mut word = self.load(Ordering::Relaxed);
+        loop {
+            if word.is_open() {
+                match self.take(word) {
+                    Ok(()) => return true,
+                    Err(now) => word = now,
+                }
+                continue;
+            }
+            let now = P::ticks();
+            // A free lock that its head leaves alone.
+            if silence.lasts(word, now) && !word.is(FAIR) {
+                match self.change(word, Word(word.0 | AWAY).taken()) {
+                    Ok(()) => return true,
+                    Err(now) => word = now,
+                }
+                continue;
+            }
+            if now.wrapping_sub(deadline) as i64 >= 0 || (word.is(LOCKED) && budget.is_vain(self.holder())) {
+                return false;
+            }
+            word = self.wait_while(word, now, deadline);
+        }
+    }
+
+    /// Waits for a change, in steps that are short against [`CLAIM`].
+    fn wait_while(&self, word: Word, now: u64, deadline: u64) -> Word {
+        let step = now.wrapping_add(CLAIM / 4);
+        let until = if deadline.wrapping_sub(step) as i64 > 0 { step } else { deadline };
+        Word(P::wait_while(&self.word, word.0, until))
+    }
+
+    /// Draws a ticket, unless the lock can be taken instead: then `None`, and it is ours.
+    fn draw(&self) -> Option<u32> {
+        let mut word = self.load(Ordering::Relaxed);
+        loop {
+            let open = word.is_open();
+            match self.change(word, if open { word.taken() } else { word.drawn() }) {
+                Ok(()) => return if open { None } else { Some(word.next()) },
+                Err(now) => word = now,
+            }
+        }
+    }
+
+    fn wait_in_queue(&self, ticket: u32, budget: &Budget<P>) {
+        let word = self.load(Ordering::Relaxed);
+        let mut waiter = Waiter::<P>::begin(self.id(), ticket, self.holder(), word.serving() == ticket);
+        loop {
+            // A waiter further back has less reason to expect its turn soon.
+            let distance = ticket.wrapping_sub(self.load(Ordering::Relaxed).serving()) & TICKET_MASK as u32;
+            let patience = if waiter.is_some() { budget.ticks().checked_shr(2 * distance).unwrap_or(0) } else { budget.ticks() };
+            if self.spin_in_queue(ticket, patience) {
+                break;
+            }
+            let Some(waiter) = &mut waiter else { continue };
+            waiter.holder_is(self.holder());
+            let is_head = self.load(Ordering::Relaxed).serving() == ticket;
+            waiter.halt(is_head, |me| if is_head { self.announce_head(me) } else { self.announce(ticket) });
+        }
+        drop(waiter);
+        self.note_successor(ticket.wrapping_add(1) & TICKET_MASK as u32);
+    }
+
+    /// Spins with a ticket; true once the lock is ours.
+    fn spin_in_queue(&self, ticket: u32, patience: u64) -> bool {
+        let now = P::ticks();
+        let deadline = now.wrapping_add(patience);
+        let mut silence = Silence::since(now);
+        let mut word = self.load(Ordering::Relaxed);
+        loop {
+            let now = P::ticks();
+            let change = if word.serving() == ticket {
+                if !word.is(LOCKED) {
+                    Some(word.served())
+                } else if word.is(AWAY) {
+                    Some(word.present())
+                } else {
+                    None
+                }
+            } else if !word.is(AWAY) && silence.lasts(word, now) {
+                // Not our turn: only tell the newcomers.
+                Some(Word(word.0 | AWAY))
+            } else {
+                None
+            };
+            if let Some(changed) = change {
+                match self.change(word, changed) {
+                    Ok(()) if changed.is(LOCKED) && !word.is(LOCKED) => return true,
+                    Ok(()) => word = changed,
+                    Err(now) => word = now,
+                }
+                continue;
+            }
+            if now.wrapping_sub(deadline) as i64 >= 0 {
+                return false;
+            }
+            word = self.wait_while(word, now, deadline);
+        }
+    }
+
+    /// (H): the head tells the owner to kick it. False if there is no owner.
+    fn announce_head(&self, me: VcpuId) -> bool {
+        let mut word = self.load(Ordering::Relaxed);
+        while word.is(LOCKED) {
+            match self.change(word, word.halted(me)) {
+                Ok(()) => return true,
+                Err(now) => word = now,
+            }
+        }
+        false
+    }
+
+    /// (O): another waiter makes sure that whoever is served before it sees its slot. False if it is the head.
+    fn announce(&self, ticket: u32) -> bool {
+        Word(self.word.fetch_or(0, Ordering::AcqRel)).serving() != ticket
+    }
+
+    /// The head that was served looks for the new one, which may have halted before it was the head.
+    fn note_successor(&self, successor: u32) {
+        let mut word = self.load(Ordering::Relaxed);
+        if word.queue_is_empty() {
+            return;
+        }
+        let Some((vcpu, WaitState::Halting)) = Waiter::<P>::find(P::guest(), self.id(), successor) else { return };
+        // We own the lock, so `serving` stays; the new head may have woken up and noted itself.
+        while !word.is(HALTED) {
+            match self.change(word, word.halted(vcpu)) {
+                Ok(()) => return,
+                Err(now) => word = now,
+            }
+        }
+    }
+}
+
+impl<P: Platform> Default for PreemptableTicketLock<P> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// How long a watcher has seen the lock free without anybody taking it.
+struct Silence {
+    since: u64,
+    last_look: u64,
+    acquisitions: Option<u64>,
+}
+
+impl Silence {
+    fn since(now: u64) -> Self {
+        Self { since: now, last_look: now, acquisitions: None }
+    }
+
+    /// Whether the lock has been free for [`CLAIM`] ticks, under the watcher's eyes: an acquisition in between, or a gap
+    /// between two looks in which the watcher itself may have been off its CPU, starts anew.
+    fn lasts(&mut self, word: Word, now: u64) -> bool {
+        let acquisitions = if word.is(LOCKED) { None } else { Some(word.acquisitions()) };
+        if acquisitions.is_none() || acquisitions != self.acquisitions || now.wrapping_sub(self.last_look) > CLAIM {
+            self.acquisitions = acquisitions;
+            self.since = now;
+        }
+        self.last_look = now;
+        acquisitions.is_some() && now.wrapping_sub(self.since) >= CLAIM
+    }
+}
+
+#[cold]
+fn kick<P: Platform>(vcpu: Option<VcpuId>) {
+    if let Some(vcpu) = vcpu {
+        P::kick(vcpu);
+    }
+}
+
+// SAFETY: `LOCKED` is set by the one compare-exchange that finds it clear, and only the owner clears it, with Release, which
+// pairs with the Acquire of that compare-exchange.
+unsafe impl<P: Platform> RawLock for PreemptableTicketLock<P> {
+    type Platform = P;
+    type Token = ();
+
+    #[cfg(not(pvlock_loom))]
+    #[allow(clippy::declare_interior_mutable_const, reason = "an initial value, copied into each lock")]
+    const INIT: Self = Self::new();
+
+    #[inline]
+    fn lock(&self) {
+        self.lock();
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<()> {
+        self.try_lock().then_some(())
+    }
+
+    #[inline]
+    unsafe fn unlock(&self, (): ()) {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.unlock() }
+    }
+
+    #[inline]
+    unsafe fn unlock_fair(&self, (): ()) {
+        // SAFETY: the caller's contract is the same.
+        unsafe { self.unlock_fair() }
+    }
+
+    fn is_locked(&self) -> bool {
+        self.is_locked()
+    }
+}

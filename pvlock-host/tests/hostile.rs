@@ -1,0 +1,117 @@
+//! A guest that writes anything anywhere and rings anything at any time.
+#![cfg(not(pvlock_loom))]
+
+mod common;
+use common::*;
+use proptest::prelude::*;
+use pvlock_host::hypercalls::Doorbell;
+use pvlock_host::protocol::{PAGE_SIZE, Wait};
+use pvlock_host::{Config, Queue, RunStates, Unpark, Verdict};
+use std::sync::atomic::Ordering::SeqCst;
+
+const VCPUS: usize = 6;
+
+#[derive(Clone, Debug)]
+enum Attack {
+    Ring(usize, u32),
+    Write(usize, u64),
+    Scribble(u64),
+    Return(usize),
+    Outside(usize, u8),
+}
+
+fn doorbell_word() -> impl Strategy<Value = u32> {
+    let region = Doorbell::Register { low: (RAM / PAGE_SIZE as u64) as u32 }.encode();
+    prop_oneof![
+        2 => any::<u32>(),
+        // Known opcodes with small arguments hit more.
+        8 => (0u32..10, 0u32..VCPUS as u32 + 2).prop_map(|(opcode, argument)| opcode << 28 | argument),
+        1 => Just(region),
+    ]
+}
+
+fn word() -> impl Strategy<Value = u64> {
+    prop_oneof![
+        any::<u64>(),
+        Just(0),
+        Just(u64::MAX),
+        // Waits with hints in range, on few locks.
+        (0u64..3, 0u64..8, 0u64..8, any::<u32>()).prop_map(|(_, p, h, ticket)| u64::from(ticket) | p << 32 | h << 46),
+        0u64..4,
+    ]
+}
+
+fn attack() -> impl Strategy<Value = Attack> {
+    prop_oneof![
+        6 => (0..VCPUS, doorbell_word()).prop_map(|(v, word)| Attack::Ring(v, word)),
+        4 => (0usize..PAGE_SIZE / 8, word()).prop_map(|(n, word)| Attack::Write(n, word)),
+        1 => any::<u64>().prop_map(Attack::Scribble),
+        2 => (0..VCPUS).prop_map(Attack::Return),
+        1 => (0..VCPUS, any::<u8>()).prop_map(|(v, what)| Attack::Outside(v, what)),
+    ]
+}
+
+fn step(rig: &Rig, attack: &Attack) {
+    match *attack {
+        Attack::Ring(v, word) => {
+            let _: Verdict = rig.ring(v, word);
+        }
+        Attack::Write(n, word) => rig.ram.words()[n].store(word, SeqCst),
+        Attack::Scribble(mut seed) => {
+            for word in rig.ram.words() {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                word.store(seed.rotate_left(17), SeqCst);
+            }
+        }
+        Attack::Return(v) => rig.unparked(v, Unpark::Woken),
+        Attack::Outside(v, what) => match what % 8 {
+            0 => rig.engine.interrupt(vcpu(v), &rig.waker()),
+            1 => rig.engine.reset(vcpu(v), &rig.waker()),
+            2 => rig.engine.scheduled_in(vcpu(v), &rig.waker()),
+            3 => rig.engine.scheduled_out(vcpu(v)),
+            4 => rig.engine.pause(&rig.waker()),
+            5 => rig.engine.reset_vm(&rig.waker()),
+            _ => rig.engine.resume(),
+        },
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(600))]
+
+    #[test]
+    fn row_15_no_guest_makes_the_host_panic_reach_out_work_without_bound_or_touch_another_vm(
+        queue in prop_oneof![Just(Queue::Holder), Just(Queue::Previous)],
+        registered: bool,
+        attacks in proptest::collection::vec(attack(), 1..200),
+    ) {
+        let config = Config { queue, wake_ahead: 1, run_states: RunStates::Exact, ..Config::default() };
+        let victim = Rig::new(config, 3);
+        victim.sleep(0, Wait { holder: Some(vcpu(1)), ..behind(5, 5, 1) }, Some(1));
+        victim.kick(1, 2);
+        let seen = |rig: &Rig| (rig.queues(), rig.engine.statistics(), rig.ram.words().iter().map(|word| word.load(SeqCst)).collect::<Vec<_>>());
+        let before = seen(&victim);
+
+        // `Ram` panics on any access that is not in the registered region.
+        let rig = if registered { Rig::new(config, VCPUS) } else { Rig::bare(config, VCPUS) };
+        for attack in &attacks {
+            rig.ram.forget_accesses();
+            step(&rig, attack);
+            let loads: u32 = rig.ram.loads().values().sum();
+            prop_assert!(loads as usize <= 8 + VCPUS && rig.ram.stores() <= 8 + 4 * VCPUS, "{:?}", attack);
+            prop_assert!(rig.woken().len() <= 2 * VCPUS, "{:?}", attack);
+            rig.queues();
+        }
+        // Whatever it did, it can be paused and shut down.
+        rig.engine.shut_down(&rig.waker());
+        prop_assert!(rig.engine.dump(0).all(|sleeper| sleeper.woken));
+        for v in 0..VCPUS {
+            rig.unparked(v, Unpark::Woken);
+        }
+        prop_assert_eq!(rig.queues().concat(), []);
+        prop_assert_eq!(rig.engine.dump(0).count(), 0);
+
+        prop_assert_eq!(victim.woken(), []);
+        prop_assert_eq!(seen(&victim), before);
+    }
+}
