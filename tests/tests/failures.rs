@@ -12,9 +12,10 @@ const WATCHDOG: Duration = Duration::from_secs(2);
 #[test]
 fn a_hung_guest_is_dumped_vcpu_by_vcpu() {
     let Some(backend) = kvm() else { return };
-    // The deadline is longer than the watchdog, so the sleepers are asleep when it looks.
+    // The deadline is longer than the watchdog, so the sleepers are asleep when it looks; and they do not end by themselves
+    // before vCPU 0 has come.
     let host = Config { deadline_ns: 3_600_000_000_000, spin_budget: 1, ..Config::default() };
-    let stuck = Spec { workload: Workload::Stuck, host, ..spec(LockKind::Ticket, 3) };
+    let stuck = Spec { workload: Workload::Stuck, host, limit: 0, log: 0, ..spec(LockKind::Ticket, 3) };
     let error = try_run(backend, &stuck, WATCHDOG).unwrap_err();
     let RunError::Hung { dump, .. } = &error else { panic!("{error}") };
     for vcpu in 0..3 {
