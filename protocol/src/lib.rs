@@ -22,11 +22,15 @@
 #![no_std]
 #![forbid(unsafe_code)]
 
-#[cfg(test)]
+#[cfg(any(test, pvlock_loom))]
 extern crate std;
 
 mod header;
 mod id;
+#[cfg(pvlock_loom)]
+pub mod mutation;
+#[cfg(not(pvlock_loom))]
+mod mutation;
 pub mod offset;
 mod record;
 mod region;

@@ -16,6 +16,7 @@
 //!   and the pair is refused unless the same lock was published again, which is harmless. With a Relaxed store (W) the last
 //!   load could still return the old id and pair it with the new word.
 
+use crate::mutation::{Mutation, active};
 use crate::sync::{AtomicU64, Ordering, const_unless_loom};
 use crate::{LockId, VcpuId};
 
@@ -116,17 +117,21 @@ impl WaitSlot {
     /// Publishes a new wait in place of whatever stood here.
     #[inline]
     pub fn publish(&self, wait: &Wait) {
-        self.id.store(0, Ordering::Relaxed);
+        if !active(Mutation::SlotNotEmptiedFirst) {
+            self.id.store(0, Ordering::Relaxed);
+        }
         self.update(wait);
         // Pairs with the first load of the id in `read`: who sees the id sees the word.
-        self.id.store(wait.lock.get(), Ordering::Release);
+        let order = if active(Mutation::SlotIdRelaxed) { Ordering::Relaxed } else { Ordering::Release };
+        self.id.store(wait.lock.get(), order);
     }
 
     /// Changes state and hints of the wait that is already published here (same lock, same ticket).
     #[inline]
     pub fn update(&self, wait: &Wait) {
         // Pairs with the Acquire load of the word in `read`: who sees this word does not see an older id afterwards.
-        self.word.store(wait.word(), Ordering::Release);
+        let order = if active(Mutation::SlotWordRelaxed) { Ordering::Relaxed } else { Ordering::Release };
+        self.word.store(wait.word(), order);
     }
 
     /// Empties the slot. A waiter does so before it releases the lock it waited for.

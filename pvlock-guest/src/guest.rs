@@ -13,16 +13,22 @@
 //! A vCPU that held a lock or was inside a native release when the mode changed has finished by the time it comes online;
 //! only then may anyone write what that store could erase. vCPUs started after `register` see `Paravirtual` from their
 //! first instruction, because who started them saw it.
+//!
+//! Mode and count are one word, of which `Halting` is one value: no vCPU that comes online can mistake a registration that
+//! is still counting, or one that has ended, for one that everybody has caught up with.
+//!
+//! | bits | field | |
+//! |---|---|---|
+//! | 0 | `HOST` | there is, or was, a host: releases are read-modify-writes |
+//! | 1 | `OPEN` | the region is registered, and everybody who has to come online is counted |
+//! | 2–31 | behind | vCPUs that have to come online before anyone halts |
 
+use crate::mutation::{Mutation, active};
 use crate::sync::{AtomicU32, Ordering, array, const_unless_loom};
 use crate::waiters::Bucket;
 use crossbeam_utils::CachePadded;
 use pvlock_hypercalls::{Doorbell, Ring, Status};
 use pvlock_protocol::{Features, HostFlags, Region, RegionRef, VcpuId};
-
-/// Spin budget in ticks where the host gives none: about 10 µs on a 3 GHz counter, a few times what a halt and a kick cost
-/// on hardware KVM (1–2 µs an exit), so that spinning never costs much more than halting would have.
-pub const DEFAULT_SPIN_BUDGET: u64 = 1 << 15;
 
 /// What the locks of this VM do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,17 +47,18 @@ pub enum Mode {
 pub(crate) struct PerVcpu {
     /// Wait slots in use, the number of nested waits.
     pub(crate) depth: AtomicU32,
+    /// Its own spin budget in ticks, see [`crate::budget`]; 0 until it is first adapted.
+    pub(crate) budget: AtomicU32,
     /// 1 from `register` until the vCPU has called `online`, if it ran before.
     behind: AtomicU32,
 }
 
-/// State shared by all vCPUs and written rarely.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    mode: AtomicU32,
-    /// vCPUs that ran at `register` and have not called `online` since.
-    behind: AtomicU32,
-}
+/// Bits of the state that all vCPUs share, see the module's documentation.
+const HOST: u32 = 1;
+const OPEN: u32 = 1 << 1;
+const BEHIND: u32 = 1 << 2;
+/// Everybody has caught up.
+const HALTING: u32 = HOST | OPEN;
 
 /// The state of a VM with up to `N` vCPUs: put one in a `static`.
 #[derive(Debug)]
@@ -59,7 +66,8 @@ pub struct Guest<const N: usize> {
     region: Region<N>,
     vcpus: [CachePadded<PerVcpu>; N],
     waiters: [Bucket; N],
-    shared: CachePadded<Shared>,
+    /// Written rarely.
+    state: CachePadded<AtomicU32>,
 }
 
 impl<const N: usize> Guest<N> {
@@ -69,9 +77,9 @@ impl<const N: usize> Guest<N> {
         pub const fn new() -> Self {
             Self {
                 region: Region::new(Features::HALT),
-                vcpus: array!(CachePadded::new(PerVcpu { depth: AtomicU32::new(0), behind: AtomicU32::new(0) })),
+                vcpus: array!(CachePadded::new(PerVcpu { depth: AtomicU32::new(0), budget: AtomicU32::new(0), behind: AtomicU32::new(0) })),
                 waiters: array!(Bucket::new()),
-                shared: CachePadded::new(Shared { mode: AtomicU32::new(Mode::Native as u32), behind: AtomicU32::new(0) }),
+                state: CachePadded::new(AtomicU32::new(0)),
             }
         }
     }
@@ -79,7 +87,7 @@ impl<const N: usize> Guest<N> {
     /// The guest without its size in the type, as [`Platform::guest`](crate::Platform::guest) returns it.
     #[inline]
     pub const fn as_ref(&self) -> GuestRef<'_> {
-        GuestRef { region: self.region.as_ref(), vcpus: &self.vcpus, waiters: &self.waiters, shared: &self.shared }
+        GuestRef { region: self.region.as_ref(), vcpus: &self.vcpus, waiters: &self.waiters, state: &self.state }
     }
 }
 
@@ -89,7 +97,7 @@ pub struct GuestRef<'a> {
     pub(crate) region: RegionRef<'a>,
     pub(crate) vcpus: &'a [CachePadded<PerVcpu>],
     pub(crate) waiters: &'a [Bucket],
-    shared: &'a CachePadded<Shared>,
+    state: &'a CachePadded<AtomicU32>,
 }
 
 impl<'a> GuestRef<'a> {
@@ -101,11 +109,12 @@ impl<'a> GuestRef<'a> {
     /// What the locks do at present.
     #[inline]
     pub fn mode(&self) -> Mode {
-        // Acquire: pairs with the Release in `caught_up`: who sees `Halting` sees every native release.
-        match self.shared.mode.load(Ordering::Acquire) {
-            0 => Mode::Native,
-            1 => Mode::Paravirtual,
-            _ => Mode::Halting,
+        // Acquire: pairs with the read-modify-writes in `online`: who sees `Halting` sees every native release.
+        match self.state.load(Ordering::Acquire) {
+            HALTING => Mode::Halting,
+            state if state & HOST == 0 => Mode::Native,
+            _ if active(Mutation::OnlineNotRequired) => Mode::Halting,
+            _ => Mode::Paravirtual,
         }
     }
 
@@ -113,7 +122,7 @@ impl<'a> GuestRef<'a> {
     #[inline]
     pub(crate) fn is_native(&self) -> bool {
         // Relaxed: see the module's documentation for why a stale answer is harmless.
-        self.shared.mode.load(Ordering::Relaxed) == Mode::Native as u32
+        self.state.load(Ordering::Relaxed) & HOST == 0
     }
 
     /// Registers the region, whose page frame number is `pfn`, with the host behind `ring`, and switches the locks over.
@@ -140,13 +149,18 @@ impl<'a> GuestRef<'a> {
         let accepted = Features::from_bits(header.accepted.load(Ordering::Relaxed));
         let dedicated = HostFlags::from_bits(header.flags.load(Ordering::Relaxed)).contains(HostFlags::DEDICATED);
         if accepted.contains(Features::HALT) && !dedicated {
-            // Before anyone is counted: who comes online from here on has seen that the mode is no longer native.
-            self.shared.mode.store(Mode::Paravirtual as u32, Ordering::Relaxed);
-            let counted = running.into_iter().filter_map(|vcpu| self.vcpus.get(vcpu.index()));
-            let newly = counted.filter(|vcpu| vcpu.behind.swap(1, Ordering::AcqRel) == 0).count() as u32;
-            // Release, like the swap: pairs with the AcqRel of who catches up.
-            self.shared.behind.fetch_add(newly, Ordering::Release);
-            self.caught_up(0);
+            // Before anyone is marked: who comes online and finds the mark has seen that the mode is no longer native.
+            self.state.fetch_or(HOST, Ordering::Relaxed);
+            for vcpu in running.into_iter().filter_map(|vcpu| self.vcpus.get(vcpu.index())) {
+                // Counted first: the vCPU may come online as soon as it is marked.
+                self.state.fetch_add(BEHIND, Ordering::Relaxed);
+                // Release: pairs with `online`.
+                if vcpu.behind.swap(1, Ordering::AcqRel) == 1 {
+                    self.state.fetch_sub(BEHIND, Ordering::Relaxed);
+                }
+            }
+            // Everybody is counted. Release: as in `online`.
+            self.state.fetch_or(OPEN, Ordering::AcqRel);
         }
         Ok(accepted)
     }
@@ -163,9 +177,11 @@ impl<'a> GuestRef<'a> {
         };
         record.online.store(1, Ordering::Relaxed);
         let answer = ring.call(Doorbell::Online(vcpu));
-        // AcqRel: pairs with `register`: this vCPU's locks are paravirtual from here on.
-        let behind = private.behind.swap(0, Ordering::AcqRel);
-        self.caught_up(behind);
+        // Acquire: pairs with `register`: this vCPU's locks are paravirtual from here on.
+        if private.behind.swap(0, Ordering::AcqRel) == 1 {
+            // Release: pairs with `mode`: this vCPU's native releases happen before what follows `Halting`.
+            self.state.fetch_sub(BEHIND, Ordering::AcqRel);
+        }
         if answer == Status::Ok { Ok(()) } else { Err(answer) }
     }
 
@@ -190,29 +206,10 @@ impl<'a> GuestRef<'a> {
     ///
     /// The host's answer.
     pub fn unregister(&self, ring: &impl Ring) -> Result<(), Status> {
-        if self.mode() == Mode::Halting {
-            self.shared.mode.store(Mode::Paravirtual as u32, Ordering::Relaxed);
-        }
+        self.state.fetch_and(!OPEN, Ordering::Relaxed);
         match ring.call(Doorbell::Unregister) {
             Status::Ok => Ok(()),
             error => Err(error),
-        }
-    }
-
-    /// Takes `vcpus` (0 or 1) off the count of those that may still be in a native release; the last allows halting.
-    fn caught_up(&self, vcpus: u32) {
-        // AcqRel: the native releases of the vCPUs before happen before whatever follows `Halting`.
-        // Wrapping: a vCPU may come online between being marked and being counted.
-        let behind = self.shared.behind.fetch_sub(vcpus, Ordering::AcqRel).wrapping_sub(vcpus);
-        if behind == 0 {
-            // A failure means that the mode is Native (not registered) or Halting already.
-            let _ = self.shared.mode.compare_exchange(
-                Mode::Paravirtual as u32,
-                Mode::Halting as u32,
-                // Release: pairs with the Acquire load in `mode`.
-                Ordering::Release,
-                Ordering::Relaxed,
-            );
         }
     }
 
@@ -221,13 +218,5 @@ impl<'a> GuestRef<'a> {
         let flags = HostFlags::from_bits(self.region.header.flags.load(Ordering::Relaxed));
         let forbidden = flags.contains(HostFlags::OFF) || flags.contains(HostFlags::DEDICATED);
         !forbidden && self.mode() == Mode::Halting
-    }
-
-    /// The spin budget of a vCPU in ticks: the host's for this vCPU, else its default, else ours.
-    pub(crate) fn spin_budget(&self, vcpu: VcpuId) -> u64 {
-        let own = self.region.record(vcpu).map_or(0, |record| record.spin_budget.load(Ordering::Relaxed));
-        let budgets = [own, self.region.header.spin_budget.load(Ordering::Relaxed), DEFAULT_SPIN_BUDGET];
-        // The last is not 0.
-        budgets.into_iter().find(|&budget| budget != 0).unwrap_or(DEFAULT_SPIN_BUDGET)
     }
 }

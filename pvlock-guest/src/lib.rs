@@ -14,11 +14,17 @@
 
 #![no_std]
 
-#[cfg(test)]
+#[cfg(any(test, pvlock_loom))]
 extern crate std;
 
+mod budget;
 mod guest;
+#[cfg(pvlock_loom)]
+pub mod mutation;
+#[cfg(not(pvlock_loom))]
+mod mutation;
 mod platform;
+mod preemptable;
 mod scoped;
 mod sync;
 mod ticket;
@@ -30,8 +36,10 @@ pub mod lock_api_04;
 #[cfg(all(feature = "lock_api_05", not(pvlock_loom)))]
 pub mod lock_api_05;
 
-pub use guest::{DEFAULT_SPIN_BUDGET, Guest, GuestRef, Mode};
+pub use budget::DEFAULT_SPIN_BUDGET;
+pub use guest::{Guest, GuestRef, Mode};
 pub use platform::{KickKind, Platform, Word};
+pub use preemptable::{CLAIM, PreemptableTicketLock};
 pub use pvlock_hypercalls as hypercalls;
 pub use pvlock_protocol as protocol;
 pub use scoped::{InterruptsOff, PreemptionOff, RawLock, Scope, Scoped};

@@ -46,7 +46,7 @@ pub trait Platform: Sized + 'static {
         core::hint::spin_loop();
     }
 
-    /// Waits while `word` is `value`, at most until `ticks() >= deadline`, and returns what `word` is now (loaded with
+    /// Waits while `word` is `value`, at most until `ticks()` reaches `deadline`, and returns what `word` is now (loaded with
     /// Acquire). May return early. A platform with UMWAIT, WFE or simulated time puts it here.
     #[inline]
     fn wait_while(word: &Word, value: u64, deadline: u64) -> u64 {
@@ -54,7 +54,8 @@ pub trait Platform: Sized + 'static {
             Self::relax();
             // Acquire: pairs with the releasing operation of whichever lock this word belongs to.
             let now = word.load(Ordering::Acquire);
-            if now != value || Self::ticks() >= deadline {
+            // Wrapping: the tick counter may start anywhere.
+            if now != value || Self::ticks().wrapping_sub(deadline) as i64 >= 0 {
                 return now;
             }
         }

@@ -54,6 +54,7 @@
 
 use crate::Platform;
 use crate::budget::Budget;
+use crate::mutation::{Mutation, active};
 use crate::scoped::RawLock;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, const_unless_loom};
 use crate::waiter::Waiter;
@@ -110,7 +111,7 @@ impl Word {
 
     /// Whether a newcomer may take the lock.
     fn is_open(self) -> bool {
-        !self.is(LOCKED) && (self.queue_is_empty() || self.0 & (AWAY | FAIR) == AWAY)
+        !self.is(LOCKED) && (self.queue_is_empty() || self.0 & (AWAY | FAIR) == AWAY || active(Mutation::BypassPresent))
     }
 
     /// Taken by a newcomer.
@@ -120,14 +121,14 @@ impl Word {
 
     /// Taken by the head (T).
     fn served(self) -> Self {
-        let serving = u64::from(self.serving()) + 1 & TICKET_MASK;
+        let serving = (u64::from(self.serving()) + 1) & TICKET_MASK;
         let rest = self.0 & !(OF_HEAD | TICKET_MASK << SERVING_SHIFT);
         Self(rest | serving << SERVING_SHIFT).taken()
     }
 
     /// One more ticket drawn.
     fn drawn(self) -> Self {
-        let next = u64::from(self.next()) + 1 & TICKET_MASK;
+        let next = (u64::from(self.next()) + 1) & TICKET_MASK;
         Self(self.0 & !(TICKET_MASK << NEXT_SHIFT) | next << NEXT_SHIFT)
     }
 
@@ -197,6 +198,9 @@ impl<P: Platform> PreemptableTicketLock<P> {
     pub fn try_lock(&self) -> bool {
         let word = self.load(Ordering::Relaxed);
         let taken = word.is_open() && self.take(word).is_ok();
+        if !taken && active(Mutation::TryLockDraws) {
+            let _ = self.change(word, word.drawn());
+        }
         if taken {
             self.acquired();
         }
@@ -219,12 +223,19 @@ impl<P: Platform> PreemptableTicketLock<P> {
     ///
     /// The caller owns the lock.
     pub unsafe fn unlock_fair(&self) {
-        self.release(FAIR);
+        self.release(if active(Mutation::FairIgnored) { 0 } else { FAIR });
     }
 
     /// Whether somebody owns the lock; stale at once.
     pub fn is_locked(&self) -> bool {
         self.load(Ordering::Relaxed).is(LOCKED)
+    }
+
+    /// What freeing the lock is in a model: it fails if any access, earlier or later, is not ordered against it.
+    #[cfg(pvlock_loom)]
+    pub fn retire(&mut self) {
+        self.word.with_mut(|_| ());
+        self.holder.with_mut(|_| ());
     }
 
     #[inline]
@@ -242,7 +253,8 @@ impl<P: Platform> PreemptableTicketLock<P> {
     #[inline]
     fn take(&self, word: Word) -> Result<(), Word> {
         // Acquire: pairs with (R).
-        self.word.compare_exchange(word.0, word.taken().0, Ordering::Acquire, Ordering::Relaxed).map(drop).map_err(Word)
+        let order = if active(Mutation::AcquireRelaxed) { Ordering::Relaxed } else { Ordering::Acquire };
+        self.word.compare_exchange(word.0, word.taken().0, order, Ordering::Relaxed).map(drop).map_err(Word)
     }
 
     #[inline]
@@ -254,17 +266,26 @@ impl<P: Platform> PreemptableTicketLock<P> {
 
     #[inline]
     fn release(&self, fair: u64) {
+        let order = if active(Mutation::ReleaseRelaxed) { Ordering::Relaxed } else { Ordering::Release };
         let mut word = self.load(Ordering::Relaxed);
         loop {
             let fair = if word.queue_is_empty() { 0 } else { fair };
-            let released = word.released().0 | fair;
+            let kept = if active(Mutation::NoKick) { word.0 & HALTED } else { 0 };
+            let released = word.released().0 | fair | kept;
+            if active(Mutation::ReleaseByStore) {
+                self.word.store(released, order);
+                break;
+            }
             // Release, (R): pairs with the Acquire of whoever takes the lock next.
-            match self.word.compare_exchange_weak(word.0, released, Ordering::Release, Ordering::Relaxed) {
+            match self.word.compare_exchange_weak(word.0, released, order, Ordering::Relaxed) {
                 Ok(_) => break,
                 Err(now) => word = Word(now),
             }
         }
-        if word.is(HALTED) {
+        if active(Mutation::TouchAfterRelease) {
+            self.word.fetch_and(!HALTED, Ordering::Relaxed);
+        }
+        if word.is(HALTED) && !active(Mutation::NoKick) {
             kick::<P>(word.vcpu());
         }
     }
@@ -281,22 +302,19 @@ impl<P: Platform> PreemptableTicketLock<P> {
     #[inline(never)]
     fn wait(&self, drawn: impl FnOnce(u32)) -> Option<u32> {
         let budget = Budget::<P>::new();
-        if self.wait_without_ticket(&budget) {
-            budget.was_enough();
-            return None;
+        let ticket = if self.wait_without_ticket(&budget) { None } else { self.draw() };
+        if let Some(ticket) = ticket {
+            drawn(ticket);
+            self.wait_in_queue(ticket, &budget);
         }
-        budget.was_too_short();
-        let ticket = self.draw()?;
-        drawn(ticket);
-        self.wait_in_queue(ticket, &budget);
-        Some(ticket)
+        budget.learn();
+        ticket
     }
 
     /// Spins as a newcomer for the budget; true if that got the lock.
     fn wait_without_ticket(&self, budget: &Budget<P>) -> bool {
-        let now = P::ticks();
-        let deadline = now.wrapping_add(budget.ticks());
-        let mut silence = Silence::since(now);
+        let deadline = budget.began().wrapping_add(budget.ticks());
+        let mut silence = Silence::since(budget.began());
         let mut word = self.load(Ordering::Relaxed);
         loop {
             if word.is_open() {
@@ -345,9 +363,8 @@ impl<P: Platform> PreemptableTicketLock<P> {
         let word = self.load(Ordering::Relaxed);
         let mut waiter = Waiter::<P>::begin(self.id(), ticket, self.holder(), word.serving() == ticket);
         loop {
-            // A waiter further back has less reason to expect its turn soon.
             let distance = ticket.wrapping_sub(self.load(Ordering::Relaxed).serving()) & TICKET_MASK as u32;
-            let patience = if waiter.is_some() { budget.ticks().checked_shr(2 * distance).unwrap_or(0) } else { budget.ticks() };
+            let patience = if waiter.is_some() { patience(budget.ticks(), distance) } else { budget.ticks() };
             if self.spin_in_queue(ticket, patience) {
                 break;
             }
@@ -371,11 +388,13 @@ impl<P: Platform> PreemptableTicketLock<P> {
             let change = if word.serving() == ticket {
                 if !word.is(LOCKED) {
                     Some(word.served())
-                } else if word.is(AWAY) {
+                } else if word.is(AWAY) && !active(Mutation::HeadStaysAway) {
                     Some(word.present())
                 } else {
                     None
                 }
+            } else if word.is_open() && active(Mutation::QueuedBypasses) {
+                Some(word.taken())
             } else if !word.is(AWAY) && silence.lasts(word, now) {
                 // Not our turn: only tell the newcomers.
                 Some(Word(word.0 | AWAY))
@@ -400,7 +419,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
     /// (H): the head tells the owner to kick it. False if there is no owner.
     fn announce_head(&self, me: VcpuId) -> bool {
         let mut word = self.load(Ordering::Relaxed);
-        while word.is(LOCKED) {
+        while word.is(LOCKED) || active(Mutation::HeadHaltsOnFree) {
             match self.change(word, word.halted(me)) {
                 Ok(()) => return true,
                 Err(now) => word = now,
@@ -411,13 +430,16 @@ impl<P: Platform> PreemptableTicketLock<P> {
 
     /// (O): another waiter makes sure that whoever is served before it sees its slot. False if it is the head.
     fn announce(&self, ticket: u32) -> bool {
+        if active(Mutation::HaltAfterLoad) {
+            return self.load(Ordering::Acquire).serving() != ticket;
+        }
         Word(self.word.fetch_or(0, Ordering::AcqRel)).serving() != ticket
     }
 
     /// The head that was served looks for the new one, which may have halted before it was the head.
     fn note_successor(&self, successor: u32) {
         let mut word = self.load(Ordering::Relaxed);
-        if word.queue_is_empty() {
+        if word.queue_is_empty() || active(Mutation::NoSuccessorLookup) {
             return;
         }
         let Some((vcpu, WaitState::Halting)) = Waiter::<P>::find(P::guest(), self.id(), successor) else { return };
@@ -435,6 +457,13 @@ impl<P: Platform> Default for PreemptableTicketLock<P> {
     fn default() -> Self {
         Self::new()
     }
+}
+
+/// How long a waiter with `distance` tickets before it spins before it halts, in ticks.
+///
+/// The head has a whole budget; others have the less reason to expect their turn soon the further back they are.
+fn patience(budget: u64, distance: u32) -> u64 {
+    budget.checked_shr(2 * distance).unwrap_or(0)
 }
 
 /// How long a watcher has seen the lock free without anybody taking it.

@@ -31,3 +31,16 @@ macro_rules! array {
     }};
 }
 pub(crate) use array;
+
+/// Whether this thread unwinds from a failed model, whose atomics are gone.
+#[cfg(pvlock_loom)]
+pub(crate) fn model_failed() -> bool {
+    loom::thread::panicking()
+}
+
+/// Only models fail.
+#[cfg(not(pvlock_loom))]
+#[inline(always)]
+pub(crate) const fn model_failed() -> bool {
+    false
+}

@@ -42,6 +42,8 @@
 //!
 //! Nothing touches the lock after (R): the next owner may free its memory.
 
+use crate::budget::Budget;
+use crate::mutation::{Mutation, active, interruptible};
 use crate::scoped::RawLock;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, const_unless_loom};
 use crate::waiter::Waiter;
@@ -104,27 +106,34 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
         // Relaxed: the ticket orders nothing; the word does.
         let ticket = self.next.fetch_add(1, Ordering::Relaxed) & Self::MASK;
         drawn(Ticket(ticket));
-        // Acquire: pairs with the release of the previous owner.
-        if serving(self.word.load(Ordering::Acquire)) != ticket {
-            self.wait(ticket);
-        }
-        self.acquired(ticket);
-        Ticket(ticket)
+        interruptible();
+        self.drawn(ticket)
     }
 
     /// Takes the lock if that needs no waiting; otherwise changes nothing.
     #[inline]
     pub fn try_lock(&self) -> Option<Ticket> {
-        // Acquire: pairs with the release of the previous owner.
-        let ticket = serving(self.word.load(Ordering::Acquire));
         let next = self.next.load(Ordering::Relaxed);
-        if next & Self::MASK != ticket {
+        // Relaxed: only a guess, see below.
+        if serving(self.word.load(Ordering::Relaxed)) != next & Self::MASK {
+            if active(Mutation::TryLockDraws) {
+                self.next.fetch_add(1, Ordering::Relaxed);
+            }
             return None;
         }
-        // If nobody has drawn since, `serving` has not moved either, for it never passes `next`.
         self.next.compare_exchange(next, next.wrapping_add(1), Ordering::Relaxed, Ordering::Relaxed).ok()?;
-        self.acquired(ticket);
-        Some(Ticket(ticket))
+        // The ticket is drawn and cannot be given back. If nobody else has drawn since the first load, it is served, for
+        // `serving` never passes `next`. If `next` has gone all the way round meanwhile, it is a ticket like any other.
+        Some(self.drawn(next & Self::MASK))
+    }
+
+    /// The rest of `lock`, from the draw on.
+    #[inline]
+    fn drawn(&self, ticket: u32) -> Ticket {
+        // Acquire: pairs with the release of the previous owner.
+        let order = if active(Mutation::AcquireRelaxed) { Ordering::Relaxed } else { Ordering::Acquire };
+        let ticket = if serving(self.word.load(order)) == ticket { ticket } else { self.wait(ticket) };
+        Ticket(self.acquired(ticket))
     }
 
     /// Gives the lock to the next in line.
@@ -141,9 +150,21 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
         } else {
             // Release, (R) above: pairs with the Acquire load of the next owner. It also continues the release sequences of
             // the read-modify-writes of waiters that are about to halt.
-            let old = self.word.swap(next, Ordering::Release);
+            let order = if active(Mutation::ReleaseRelaxed) { Ordering::Relaxed } else { Ordering::Release };
+            let old = if active(Mutation::ReleaseByStore) {
+                let old = self.word.load(Ordering::Relaxed);
+                self.word.store(next, order);
+                old
+            } else {
+                self.word.swap(next, order)
+            };
             if let Some(vcpu) = VcpuId::decode(old >> VCPU_SHIFT) {
-                kick::<P>(vcpu);
+                if active(Mutation::TouchAfterRelease) {
+                    self.word.fetch_and(u64::from(u32::MAX), Ordering::Relaxed);
+                }
+                if !active(Mutation::NoKick) {
+                    kick::<P>(vcpu);
+                }
             }
         }
     }
@@ -152,6 +173,14 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
     pub fn is_locked(&self) -> bool {
         let serving = serving(self.word.load(Ordering::Relaxed));
         self.next.load(Ordering::Relaxed) & Self::MASK != serving
+    }
+
+    /// What freeing the lock is in a model: it fails if any access, earlier or later, is not ordered against it.
+    #[cfg(pvlock_loom)]
+    pub fn retire(&mut self) {
+        self.word.with_mut(|_| ());
+        self.next.with_mut(|_| ());
+        self.holder.with_mut(|_| ());
     }
 
     fn id(&self) -> LockId {
@@ -163,39 +192,50 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
     }
 
     /// What an owner in paravirtual mode does first: says who it is, and notes a successor that halted before it was next.
+    ///
+    /// Returns the ticket, as everything on the way to it does that is not inlined, so that no register has to be saved for
+    /// it on the fast path.
     #[inline]
-    fn acquired(&self, ticket: u32) {
+    fn acquired(&self, ticket: u32) -> u32 {
         if P::guest().is_native() {
-            return;
+            return ticket;
         }
         self.holder.store(VcpuId::encode(P::current()) as u32, Ordering::Relaxed);
         let successor = ticket.wrapping_add(1);
         // Relaxed: a successor that halted before it was next drew before (O), which happens before us.
-        if self.next.load(Ordering::Relaxed) & Self::MASK != successor & Self::MASK {
-            self.note_successor(ticket, successor & Self::MASK);
+        if self.next.load(Ordering::Relaxed) & Self::MASK == successor & Self::MASK || active(Mutation::NoSuccessorLookup) {
+            return ticket;
         }
+        self.note_successor(ticket)
     }
 
     #[cold]
-    fn note_successor(&self, ticket: u32, successor: u32) {
+    #[inline(never)]
+    fn note_successor(&self, ticket: u32) -> u32 {
+        let successor = ticket.wrapping_add(1) & Self::MASK;
         if let Some((vcpu, WaitState::Halting)) = Waiter::<P>::find(P::guest(), self.id(), successor) {
             self.note_halted(ticket, vcpu);
         }
+        ticket
     }
 
     /// Writes the next waiter's vCPU into the word, if `serving` is still served and nobody is noted.
     fn note_halted(&self, serving: u32, vcpu: VcpuId) -> bool {
+        if active(Mutation::NextNotNoted) {
+            return true;
+        }
         let noted = u64::from(serving) | VcpuId::encode(Some(vcpu)) << VCPU_SHIFT;
         // Release, (N) above: the slot's "halting" is visible to who reads the note; the owner's own data needs no order.
         self.word.compare_exchange(u64::from(serving), noted, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Waits until `ticket` is served.
+    /// Waits until `ticket` is served; returns it.
     #[cold]
     #[inline(never)]
-    fn wait(&self, ticket: u32) {
+    fn wait(&self, ticket: u32) -> u32 {
+        let budget = Budget::<P>::new();
         let distance = |word: u64| ticket.wrapping_sub(serving(word)) & Self::MASK;
-        let mut word = self.spin(ticket, P::ticks().wrapping_add(UNPUBLISHED_SPIN), |_| ());
+        let mut word = self.spin(ticket, budget.began().wrapping_add(UNPUBLISHED_SPIN), |_| ());
         let mut waiter = None;
         while distance(word) != 0 {
             let waiter = match &mut waiter {
@@ -203,33 +243,42 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
                 none => match Waiter::<P>::begin(self.id(), ticket, self.holder(), distance(word) == 1) {
                     Some(waiter) => none.insert(waiter),
                     None => {
-                        word = self.spin(ticket, P::ticks().wrapping_add(crate::DEFAULT_SPIN_BUDGET), |_| ());
+                        word = self.spin(ticket, P::ticks().wrapping_add(budget.ticks()), |_| ());
                         continue;
                     }
                 },
             };
-            let deadline = P::ticks().wrapping_add(waiter.budget());
+            let deadline = P::ticks().wrapping_add(budget.ticks());
             word = self.spin(ticket, deadline, |lock| waiter.holder_is(lock.holder()));
             if distance(word) == 0 {
                 break;
             }
             let is_next = distance(word) == 1;
             waiter.halt(is_next, |me| {
-                if is_next {
-                    self.note_halted(serving(word), me) || {
+                if active(Mutation::EveryHalterNotes) {
+                    let note = |word| Some(u64::from(serving(word)) | VcpuId::encode(Some(me)) << VCPU_SHIFT);
+                    self.word.fetch_update(Ordering::AcqRel, Ordering::Relaxed, note).is_ok_and(|word| distance(word) != 0)
+                } else if is_next {
+                    self.note_halted(serving(word), me) || active(Mutation::HaltThoughNotNoted) || {
                         // The owner has noted us already, or the word has moved.
                         let now = self.word.load(Ordering::Acquire);
                         now == u64::from(serving(word)) | VcpuId::encode(Some(me)) << VCPU_SHIFT
                     }
+                } else if active(Mutation::HaltAfterLoad) {
+                    distance(self.word.load(Ordering::Acquire)) > 1
                 } else {
                     // AcqRel, (O) above: our slot happens before the predecessor's look at it.
-                    distance(self.word.fetch_or(0, Ordering::AcqRel)) > 1
+                    let order = if active(Mutation::HaltAfterRelaxed) { Ordering::Acquire } else { Ordering::AcqRel };
+                    distance(self.word.fetch_or(0, order)) > 1
                 }
             });
             // Acquire: pairs with the release of the previous owner.
-            word = self.word.load(Ordering::Acquire);
+            let order = if active(Mutation::AcquireAfterHaltRelaxed) { Ordering::Relaxed } else { Ordering::Acquire };
+            word = self.word.load(order);
         }
+        budget.learn();
         // Dropping the waiter empties its slot before the caller can release the lock.
+        ticket
     }
 
     /// Spins until `ticket` is served or the deadline has passed; returns the last word seen (loaded with Acquire).
@@ -264,6 +313,7 @@ fn serving(word: u64) -> u32 {
 }
 
 #[cold]
+#[inline(never)]
 fn kick<P: Platform>(vcpu: VcpuId) {
     P::kick(vcpu);
 }

@@ -1,6 +1,7 @@
 //! One wait: a slot claimed, published, perhaps halted, and given back. Shared by all locks.
 
-use crate::sync::{AtomicU64, Ordering, compiler_fence};
+use crate::mutation::{Mutation, active, interruptible};
+use crate::sync::{AtomicU64, Ordering, compiler_fence, model_failed};
 use crate::{GuestRef, KickKind, Platform, waiters};
 use core::marker::PhantomData;
 use pvlock_protocol::{LockId, Record, SlotIndex, VcpuId, Wait, WaitState};
@@ -32,11 +33,15 @@ impl<P: Platform> Waiter<P> {
         let slot = SlotIndex::new(level as usize)?;
         // An interrupt from here on uses the next slot: it can neither fill ours half-way nor find it half filled. Only this
         // vCPU writes `depth`, and an interrupt restores it, so a load and a store do.
-        depth.store(level + 1, Ordering::Relaxed);
+        if !active(Mutation::SlotShared) {
+            depth.store(level + 1, Ordering::Relaxed);
+        }
         compiler_fence(Ordering::SeqCst);
+        interruptible();
         let predecessor = if is_next { holder } else { Self::find(guest, lock, ticket.wrapping_sub(1)).map(|(vcpu, _)| vcpu) };
         let wait = Wait { lock, ticket, state: WaitState::Spinning, predecessor, holder };
         record.slot(slot).publish(&wait);
+        interruptible();
         let entry = waiters::enter(guest.waiters, lock, ticket, vcpu);
         Some(Self { guest, record, vcpu, slot, wait, entry, platform: PhantomData })
     }
@@ -50,11 +55,6 @@ impl<P: Platform> Waiter<P> {
                 record.slots.iter().filter_map(|slot| slot.read()).find(|wait| wait.lock == lock && wait.ticket == ticket)?;
             Some((vcpu, wait.state))
         })
-    }
-
-    /// Ticks to spin before halting.
-    pub(crate) fn budget(&self) -> u64 {
-        self.guest.spin_budget(self.vcpu)
     }
 
     /// Notes a hand-over that the waiter saw while spinning.
@@ -72,22 +72,33 @@ impl<P: Platform> Waiter<P> {
     /// `is_next`: whether the releaser will be told directly; otherwise the waiter must be in the table.
     pub(crate) fn halt(&mut self, is_next: bool, announce: impl FnOnce(VcpuId) -> bool) {
         let interrupts = P::interrupts_enabled();
-        let deaf = P::KICK == KickKind::Interrupt && !interrupts;
-        if deaf || !self.guest.may_halt() || (!is_next && self.entry.is_none()) {
+        let deaf = P::KICK == KickKind::Interrupt && !interrupts && !active(Mutation::HaltDeaf);
+        let unseen = !is_next && self.entry.is_none() && !active(Mutation::HaltOutsideTable);
+        if deaf || unseen || !self.guest.may_halt() {
             return;
         }
-        self.set_state(WaitState::Halting);
-        let masked = interrupts && P::KICK != KickKind::SlotLatch;
+        if !active(Mutation::AnnounceBeforeState) {
+            self.set_state(WaitState::Halting);
+        }
+        interruptible();
+        let masked = interrupts && P::KICK != KickKind::SlotLatch && !active(Mutation::HaltUnmasked);
         if masked {
             P::disable_interrupts();
         }
-        if announce(self.vcpu) {
+        let announced = announce(self.vcpu);
+        if active(Mutation::AnnounceBeforeState) {
+            self.set_state(WaitState::Halting);
+        }
+        interruptible();
+        if announced {
             P::halt(self.slot, interrupts);
         }
         if masked {
             P::enable_interrupts();
         }
+        interruptible();
         self.set_state(WaitState::Spinning);
+        interruptible();
     }
 
     fn set_state(&mut self, state: WaitState) {
@@ -98,11 +109,16 @@ impl<P: Platform> Waiter<P> {
 
 impl<P: Platform> Drop for Waiter<P> {
     fn drop(&mut self) {
+        if model_failed() {
+            return;
+        }
+        interruptible();
         if let Some(entry) = self.entry {
             waiters::leave(entry);
         }
         self.record.slot(self.slot).clear();
         compiler_fence(Ordering::SeqCst);
+        interruptible();
         // `begin` found the vCPU in range.
         if let Some(private) = self.guest.vcpus.get(self.vcpu.index()) {
             private.depth.store(self.slot.index() as u32, Ordering::Relaxed);

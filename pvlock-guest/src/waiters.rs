@@ -7,6 +7,7 @@
 //!
 //! Only the waiter that filled an entry empties it.
 
+use crate::mutation::{Mutation, active};
 use crate::sync::{AtomicU64, Ordering, array, const_unless_loom};
 use pvlock_protocol::{LockId, VcpuId};
 
@@ -50,6 +51,9 @@ fn bucket(table: &[Bucket], lock: LockId, ticket: u32) -> Option<&Bucket> {
 
 /// Enters a waiter; `None` if its line is full. The result is the place to [`leave`].
 pub(crate) fn enter(table: &'static [Bucket], lock: LockId, ticket: u32, vcpu: VcpuId) -> Option<&'static AtomicU64> {
+    if active(Mutation::TableFull) {
+        return None;
+    }
     let entry = entry(lock, ticket, vcpu);
     // Relaxed: the entry becomes visible with the read-modify-write on the lock's word that follows before a halt.
     bucket(table, lock, ticket)?

@@ -1,0 +1,68 @@
+//! A host appears while locks are in use: nobody halts where a native release could erase the note of it.
+
+pvlock_loom_tests::models_only_under_loom!();
+
+#[cfg(pvlock_loom)]
+mod models {
+    use loom::sync::atomic::{AtomicBool, Ordering};
+    use pvlock_guest::Mode;
+    use pvlock_guest::mutation::Mutation;
+    use pvlock_guest::protocol::VcpuId;
+    use pvlock_loom_tests::{Config, Machine, Model, SlotLatches, Start, Wait, WorkOn};
+    use std::rc::Rc;
+
+    /// vCPU 0 owns a native lock while vCPU 1 registers the region, comes online and waits for the lock.
+    ///
+    /// With three vCPUs, the third one comes online at the same time: it has just been started. vCPU 0 does not.
+    fn registered_while_owned<const N: usize>() {
+        let machine = Machine::new::<N>(Config { start: Start::Native, spin: Wait::Poll, looks: 1, ..Config::default() });
+        let work = WorkOn::<SlotLatches>::new();
+        // As a kernel tells its other vCPUs to come online.
+        let registered = Rc::new(AtomicBool::new(false));
+        work.begin();
+        let first = {
+            let (work, registered) = (work.clone(), registered.clone());
+            machine.spawn(1, move || {
+                machine.register((0..N).filter_map(VcpuId::new));
+                registered.store(true, Ordering::Relaxed);
+                machine.online(1);
+                work.once();
+            })
+        };
+        let third = (N == 3).then(|| machine.spawn(2, move || machine.online(2)));
+        work.end();
+        if N == 2 {
+            while !registered.load(Ordering::Relaxed) {
+                loom::thread::yield_now();
+            }
+            machine.online(0);
+        }
+        first.join().unwrap();
+        if let Some(third) = third {
+            third.join().unwrap();
+            assert_eq!(machine.guest().mode(), Mode::Paravirtual, "vCPU 0 has not come online");
+        } else {
+            assert_eq!(machine.guest().mode(), Mode::Halting, "everybody has come online");
+        }
+        work.finish(2);
+    }
+
+    // Without a bound most executions are turns of polling.
+    const SWITCH_2: Model = Model::bounded("row 28: registered while a lock is owned, 2 vCPUs", 3);
+    const SWITCH_3: Model = Model::bounded("row 28: registered while a lock is owned, 3 vCPUs", 2);
+
+    #[test]
+    fn row_28_switch_2() {
+        SWITCH_2.holds(registered_while_owned::<2>);
+    }
+
+    #[test]
+    fn row_28_switch_3() {
+        SWITCH_3.holds(registered_while_owned::<3>);
+    }
+
+    #[test]
+    fn row_28_mutations() {
+        Mutation::OnlineNotRequired.with(|| SWITCH_2.fails("deadlock", registered_while_owned::<2>));
+    }
+}

@@ -1,0 +1,146 @@
+//! A waiter is interrupted at any step, and the interrupt waits for a lock of its own.
+
+pvlock_loom_tests::models_only_under_loom!();
+
+#[cfg(pvlock_loom)]
+mod models {
+    use pvlock_guest::mutation::Mutation;
+    use pvlock_loom_tests::{
+        Config, InterruptAt, InterruptKick, Kick, Machine, Model, SlotLatches, VcpuLatch, Wait, WorkOn, panic_of,
+    };
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Instant;
+
+    /// vCPU 0 owns two locks. vCPU 1 waits for one of them, and its interrupt for the other. With three vCPUs, vCPU 2 waits
+    /// for the first one too, so that vCPU 1 can be next in line or not.
+    fn interrupted<K: Kick, const N: usize>(config: Config, at: InterruptAt, inner_first: bool) {
+        let machine = Machine::new::<N>(config);
+        let outer = WorkOn::<K>::new();
+        let inner = WorkOn::<K>::new();
+        outer.begin();
+        inner.begin();
+        machine.interrupt(at, {
+            let inner = inner.clone();
+            move || inner.once()
+        });
+        let waiter = {
+            let outer = outer.clone();
+            machine.spawn(1, move || outer.once())
+        };
+        let third = (N == 3).then(|| {
+            let outer = outer.clone();
+            machine.spawn(2, move || outer.once())
+        });
+        if inner_first {
+            inner.end();
+            outer.end();
+        } else {
+            outer.end();
+            inner.end();
+        }
+        waiter.join().unwrap();
+        third.into_iter().for_each(|vcpu| vcpu.join().unwrap());
+        outer.finish(N as u32);
+        inner.finish(if machine.interrupted() { 2 } else { 1 });
+    }
+
+    /// Explores `check` for each step until none is left; `check` says whether to go on.
+    fn at_every_step(first: usize, mut check: impl FnMut(InterruptAt) -> bool) -> usize {
+        for step in first..100 {
+            let came = Arc::new(AtomicBool::new(false));
+            if !check(InterruptAt { vcpu: 1, step, came: came.clone() }) || !came.load(Ordering::Relaxed) {
+                return step;
+            }
+        }
+        panic!("the steps do not end")
+    }
+
+    const NESTED_2: Model = Model::exhaustive("interrupted waiter, 2 vCPUs");
+    // More preemptions take minutes, for every step is a model of its own.
+    const NESTED_3: Model = Model::bounded("interrupted waiter, 3 vCPUs", 1);
+
+    fn model<const N: usize>() -> Model {
+        if N == 2 { NESTED_2 } else { NESTED_3 }
+    }
+
+    fn config<const N: usize>(interrupt_ends_halt: bool) -> Config {
+        // Two vCPUs that poll can do so in turns for ever.
+        let spin = if N == 2 { Wait::Poll } else { Wait::Sleep };
+        Config { interrupt_ends_halt, spin, blind: N == 3, ..Config::default() }
+    }
+
+    /// The outer waiter wakes whenever the interrupt comes.
+    fn holds<K: Kick, const N: usize>(interrupt_ends_halt: bool) {
+        // With three vCPUs not the steps before the waiter has claimed its slot, each of which takes seconds, and
+        // only the order in which the outer lock's kick comes during the inner wait: the other one takes
+        // another half minute.
+        let first = if N == 2 { 0 } else { 5 };
+        for &inner_first in if N == 2 { &[false, true][..] } else { &[false] } {
+            let start = Instant::now();
+            let mut executions = 0;
+            let steps = at_every_step(first, |at| {
+                let model_of_step = move || interrupted::<K, N>(config::<N>(interrupt_ends_halt), at.clone(), inner_first);
+                executions += model::<N>().executions(model_of_step);
+                true
+            });
+            println!(
+                "interrupted waiter, {N} vCPUs, {:?}: holds at {steps} steps, {executions} executions, {:.2?}",
+                K::KIND,
+                start.elapsed()
+            );
+            assert!(steps > 10, "an interrupt came at each step of a wait");
+        }
+    }
+
+    /// There is a step at which an interrupt is fatal: somebody sleeps for good.
+    fn fails<K: Kick>(config: &Config) {
+        let fatal = |inner_first| {
+            let mut panic = None;
+            let step = at_every_step(0, |at| {
+                let config = config.clone();
+                panic = panic_of(|| _ = NESTED_2.executions(move || interrupted::<K, 2>(config.clone(), at.clone(), inner_first)));
+                panic.is_none()
+            });
+            panic.is_some_and(|panic| {
+                println!("fails at step {step}: {panic}");
+                panic.contains("deadlock")
+            })
+        };
+        assert!(fatal(false) || fatal(true), "survives an interrupt at every step");
+    }
+
+    #[test]
+    fn row_04_latch_for_each_slot() {
+        holds::<SlotLatches, 2>(false);
+    }
+
+    #[test]
+    fn row_04_latch_for_each_slot_and_three_vcpus() {
+        holds::<SlotLatches, 3>(false);
+    }
+
+    #[test]
+    fn row_08_latch_for_each_slot_and_an_interrupt_ends_a_halt() {
+        holds::<SlotLatches, 2>(true);
+    }
+
+    #[test]
+    fn row_08_latch_for_the_vcpu() {
+        holds::<VcpuLatch, 2>(true);
+    }
+
+    #[test]
+    fn row_28_kick_is_an_interrupt() {
+        holds::<InterruptKick, 2>(true);
+    }
+
+    #[test]
+    fn mutations() {
+        println!("a machine that has one latch and says that it has one for each slot");
+        fails::<SlotLatches>(&Config { latches_shared: true, ..config::<2>(false) });
+        Mutation::SlotShared.with(|| fails::<SlotLatches>(&config::<2>(false)));
+        Mutation::HaltUnmasked.with(|| fails::<VcpuLatch>(&config::<2>(true)));
+        Mutation::HaltDeaf.with(|| fails::<InterruptKick>(&config::<2>(true)));
+    }
+}
