@@ -6,7 +6,9 @@
 //!
 //! * [`Platform`] is the contract with your kernel: a dozen short static methods.
 //! * [`Guest`] is the state of one VM: the shared region, registration, the mode of its locks.
-//! * [`TicketLock`] serves strictly in the order of arrival.
+//! * [`PreemptableTicketLock`] serves waiters in order, but lets a running newcomer take a free lock whose head waiter is
+//!   not running: the lock to use.
+//! * [`TicketLock`] serves strictly in the order of arrival, for those who need exactly that.
 //! * [`Scoped`] wraps a lock so that it disables preemption or interrupts, before it draws a ticket.
 //! * With feature `lock_api_05` or `lock_api_04` there is a `Mutex<T>` for each.
 //!
@@ -18,16 +20,16 @@
 extern crate std;
 
 mod budget;
-mod guest;
+pub mod guest;
 #[cfg(pvlock_loom)]
 pub mod mutation;
 #[cfg(not(pvlock_loom))]
 mod mutation;
 mod platform;
-mod preemptable;
+pub mod preemptable;
 mod scoped;
 mod sync;
-mod ticket;
+pub mod ticket;
 mod waiter;
 mod waiters;
 

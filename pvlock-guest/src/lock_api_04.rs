@@ -1,10 +1,15 @@
 //! Mutexes over `lock_api` 0.4, whose guards carry nothing: the owner keeps its ticket and what the scope saved in the lock.
 
-use crate::{InterruptsOff, PreemptionOff, RawLock, Scope, Scoped, TicketLock};
+use crate::{InterruptsOff, PreemptableTicketLock, PreemptionOff, RawLock, Scope, Scoped, TicketLock};
 use core::cell::UnsafeCell;
 use core::mem::MaybeUninit;
 pub use lock_api_04 as lock_api;
 
+/// A preemptable ticket lock around a `T`, the one to use unless order is all that counts; preemption is disabled while it is
+/// held.
+pub type PreemptableTicketMutex<T, P> = lock_api::Mutex<Owned<PreemptableTicketLock<P>>, T>;
+/// A preemptable ticket lock around a `T`; interrupts are disabled while it is held.
+pub type IrqPreemptableTicketMutex<T, P> = lock_api::Mutex<Owned<PreemptableTicketLock<P>, InterruptsOff>, T>;
 /// A strict ticket lock around a `T`; preemption is disabled while it is held.
 pub type TicketMutex<T, P> = lock_api::Mutex<Owned<TicketLock<P>>, T>;
 /// A strict ticket lock around a `T`; interrupts are disabled while it is held.

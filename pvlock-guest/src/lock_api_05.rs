@@ -1,8 +1,13 @@
 //! Mutexes over `lock_api` 0.5, whose guards carry the ticket and what the scope saved.
 
-use crate::{InterruptsOff, RawLock, Scope, Scoped, TicketLock};
+use crate::{InterruptsOff, PreemptableTicketLock, RawLock, Scope, Scoped, TicketLock};
 pub use lock_api_05 as lock_api;
 
+/// A preemptable ticket lock around a `T`, the one to use unless order is all that counts; preemption is disabled while it is
+/// held.
+pub type PreemptableTicketMutex<T, P> = lock_api::Mutex<Scoped<PreemptableTicketLock<P>>, T>;
+/// A preemptable ticket lock around a `T`; interrupts are disabled while it is held.
+pub type IrqPreemptableTicketMutex<T, P> = lock_api::Mutex<Scoped<PreemptableTicketLock<P>, InterruptsOff>, T>;
 /// A strict ticket lock around a `T`; preemption is disabled while it is held.
 pub type TicketMutex<T, P> = lock_api::Mutex<Scoped<TicketLock<P>>, T>;
 /// A strict ticket lock around a `T`; interrupts are disabled while it is held.
