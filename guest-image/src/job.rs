@@ -101,8 +101,14 @@ impl Protected {
     /// Adds one, not atomically.
     #[inline]
     pub fn advance(cell: &AtomicU64) -> u64 {
+        Self::advance_by(cell, 1)
+    }
+
+    /// Adds to a cell, not atomically. Wraps.
+    #[inline]
+    pub fn advance_by(cell: &AtomicU64, amount: u64) -> u64 {
         let value = cell.load(Ordering::Relaxed);
-        cell.store(value + 1, Ordering::Relaxed);
+        cell.store(value.wrapping_add(amount), Ordering::Relaxed);
         value
     }
 }
@@ -121,6 +127,8 @@ pub struct Done {
     pub failed_tries: AtomicU64,
     /// Longest wait while measuring, in ticks.
     pub longest_wait: AtomicU64,
+    /// PAUSEs in the waits that ended while measuring.
+    pub pauses: AtomicU64,
     /// Waits while measuring by length, see [`wait_bucket`].
     pub waits: [AtomicU64; WAIT_BUCKETS],
 }

@@ -16,12 +16,17 @@
 
 #![no_std]
 
+#[cfg(feature = "std")]
+extern crate std;
+
 pub mod boot;
 pub mod job;
 pub mod locks;
+pub mod pauses;
 pub mod port;
 pub mod work;
 
 pub use boot::{BootPage, VcpuBlock};
 pub use job::Job;
 pub use locks::{Arena, LockKind};
+pub use pauses::CountPauses;

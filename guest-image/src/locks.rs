@@ -1,9 +1,14 @@
 //! The locks that can be compared, behind one trait.
 
 use crate::job::{LogEntry, MAX_LOCKS};
+use crate::pauses::{CountPauses, Counting};
 use crossbeam_utils::CachePadded;
+use mcslock::relax::Relax;
 use pvlock_guest::{Platform, PreemptableTicketLock, TicketLock};
+use spin::RelaxStrategy;
 use spin::mutex::{SpinMutex, TicketMutex};
+#[cfg(feature = "std")]
+use std::sync::PoisonError;
 
 /// Which lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,15 +22,24 @@ pub enum LockKind {
     Ticket = 2,
     /// pvlock's preemptable ticket lock.
     Preemptable = 3,
+    /// `mcslock::raw::Mutex`, whose waiters each spin on a word of their own.
+    Mcs = 4,
+    /// `parking_lot::Mutex`; only on threads.
+    ParkingLot = 5,
+    /// `std::sync::Mutex`; only on threads.
+    Std = 6,
 }
 
 impl LockKind {
     /// All locks with their names.
-    pub const ALL: [(&'static str, Self); 4] = [
+    pub const ALL: [(&'static str, Self); 7] = [
         ("spin-ticket", Self::SpinTicket),
         ("spin-tas", Self::SpinTas),
+        ("mcs", Self::Mcs),
         ("ticket", Self::Ticket),
         ("preemptable", Self::Preemptable),
+        ("parking-lot", Self::ParkingLot),
+        ("std", Self::Std),
     ];
 
     /// The lock with this number.
@@ -36,6 +50,16 @@ impl LockKind {
     /// Its name on the command line and in tables.
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("?", |(name, _)| name)
+    }
+
+    /// Whether it sleeps in an operating system, so that only threads can use it.
+    pub fn needs_std(self) -> bool {
+        matches!(self, Self::ParkingLot | Self::Std)
+    }
+
+    /// Whether its PAUSEs are counted: those of `parking_lot` and `std` are not.
+    pub fn counts_pauses(self) -> bool {
+        !self.needs_std()
     }
 
     /// Whether nobody is ever overtaken, and tickets tell so.
@@ -54,7 +78,7 @@ pub trait TestLock {
     fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R>;
 }
 
-impl TestLock for TicketMutex<()> {
+impl<S: RelaxStrategy> TestLock for TicketMutex<(), S> {
     #[inline]
     fn hold<R>(&self, _: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
         let _guard = self.lock();
@@ -66,7 +90,7 @@ impl TestLock for TicketMutex<()> {
     }
 }
 
-impl TestLock for SpinMutex<()> {
+impl<S: RelaxStrategy> TestLock for SpinMutex<(), S> {
     #[inline]
     fn hold<R>(&self, _: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
         let _guard = self.lock();
@@ -75,6 +99,44 @@ impl TestLock for SpinMutex<()> {
 
     fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R> {
         self.try_lock().map(|_guard| section(LogEntry::BYPASS))
+    }
+}
+
+impl<S: Relax> TestLock for mcslock::raw::Mutex<(), S> {
+    #[inline]
+    fn hold<R>(&self, _: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
+        self.lock_then(|()| section(LogEntry::BYPASS))
+    }
+
+    fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R> {
+        self.try_lock_then(|held| held.map(|()| section(LogEntry::BYPASS)))
+    }
+}
+
+#[cfg(feature = "std")]
+impl TestLock for parking_lot::Mutex<()> {
+    #[inline]
+    fn hold<R>(&self, _: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
+        let _guard = self.lock();
+        section(LogEntry::BYPASS)
+    }
+
+    fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R> {
+        self.try_lock().map(|_guard| section(LogEntry::BYPASS))
+    }
+}
+
+#[cfg(feature = "std")]
+impl TestLock for std::sync::Mutex<()> {
+    #[inline]
+    fn hold<R>(&self, _: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
+        // Poison: an owner panicked, which fails the run anyway.
+        let _guard = self.lock().unwrap_or_else(PoisonError::into_inner);
+        section(LogEntry::BYPASS)
+    }
+
+    fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R> {
+        self.try_lock().ok().map(|_guard| section(LogEntry::BYPASS))
     }
 }
 
@@ -120,13 +182,18 @@ impl<P: Platform> TestLock for PreemptableTicketLock<P> {
 
 /// One set of each kind of lock.
 pub struct Arena<P> {
-    pub(crate) spin_ticket: [CachePadded<TicketMutex<()>>; MAX_LOCKS],
-    pub(crate) spin_tas: [CachePadded<SpinMutex<()>>; MAX_LOCKS],
+    pub(crate) spin_ticket: [CachePadded<TicketMutex<(), Counting<P>>>; MAX_LOCKS],
+    pub(crate) spin_tas: [CachePadded<SpinMutex<(), Counting<P>>>; MAX_LOCKS],
     pub(crate) ticket: [CachePadded<TicketLock<P>>; MAX_LOCKS],
     pub(crate) preemptable: [CachePadded<PreemptableTicketLock<P>>; MAX_LOCKS],
+    pub(crate) mcs: [CachePadded<mcslock::raw::Mutex<(), Counting<P>>>; MAX_LOCKS],
+    #[cfg(feature = "std")]
+    pub(crate) parking_lot: [CachePadded<parking_lot::Mutex<()>>; MAX_LOCKS],
+    #[cfg(feature = "std")]
+    pub(crate) std: [CachePadded<std::sync::Mutex<()>>; MAX_LOCKS],
 }
 
-impl<P: Platform> Arena<P> {
+impl<P: CountPauses> Arena<P> {
     /// Free locks.
     pub const fn new() -> Self {
         Self {
@@ -134,11 +201,16 @@ impl<P: Platform> Arena<P> {
             spin_tas: [const { CachePadded::new(SpinMutex::new(())) }; MAX_LOCKS],
             ticket: [const { CachePadded::new(TicketLock::new()) }; MAX_LOCKS],
             preemptable: [const { CachePadded::new(PreemptableTicketLock::new()) }; MAX_LOCKS],
+            mcs: [const { CachePadded::new(mcslock::raw::Mutex::new(())) }; MAX_LOCKS],
+            #[cfg(feature = "std")]
+            parking_lot: [const { CachePadded::new(parking_lot::Mutex::new(())) }; MAX_LOCKS],
+            #[cfg(feature = "std")]
+            std: [const { CachePadded::new(std::sync::Mutex::new(())) }; MAX_LOCKS],
         }
     }
 }
 
-impl<P: Platform> Default for Arena<P> {
+impl<P: CountPauses> Default for Arena<P> {
     fn default() -> Self {
         Self::new()
     }

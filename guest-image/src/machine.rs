@@ -6,13 +6,16 @@ use core::sync::atomic::{AtomicU32, Ordering};
 use pvlock_guest::hypercalls::{Doorbell, Host, NativeCpuid, Pio, Ring, Transport, discover};
 use pvlock_guest::protocol::{PAGE_SIZE, SlotIndex, VcpuId};
 use pvlock_guest::{Guest, GuestRef, Platform};
-use pvlock_guest_image::{BootPage, Job, job};
+use pvlock_guest_image::job::Protected;
+use pvlock_guest_image::{BootPage, CountPauses, Job, job};
 
 static GUEST: Guest<{ job::MAX_VCPUS }> = Guest::new();
 /// The host's doorbell port; 0 before registration or without a host.
 static PORT: AtomicU32 = AtomicU32::new(0);
 /// Word of a vCPU's block that says 1 + its number once it takes part.
 const ONLINE_WORD: usize = 1;
+/// Word of a vCPU's block that counts its PAUSEs.
+const PAUSES_WORD: usize = 2;
 
 pub(crate) enum Machine {}
 
@@ -33,12 +36,25 @@ impl Platform for Machine {
         unsafe { _rdtsc() }
     }
 
+    #[inline]
+    fn relax() {
+        Protected::advance(&entry::vcpu_block().words[PAUSES_WORD]);
+        core::hint::spin_loop();
+    }
+
     fn halt(slot: SlotIndex, interrupts: bool) {
         ring(Doorbell::Halt { slot, interrupts });
     }
 
     fn kick(vcpu: VcpuId) {
         ring(Doorbell::Kick(vcpu));
+    }
+}
+
+impl CountPauses for Machine {
+    #[inline]
+    fn pauses() -> u64 {
+        entry::vcpu_block().words[PAUSES_WORD].load(Ordering::Relaxed)
     }
 }
 

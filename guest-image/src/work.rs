@@ -2,14 +2,14 @@
 
 use crate::job::{Done, Job, LogEntry, MAX_LOCKS, Protected, Workload, phase, wait_bucket};
 use crate::locks::{Arena, LockKind, TestLock};
+use crate::pauses::CountPauses;
 use core::cell::Cell;
 use core::hint::black_box;
 use core::sync::atomic::Ordering;
 use crossbeam_utils::CachePadded;
-use pvlock_guest::Platform;
 
 /// The part of one vCPU. `log` holds the job's log entries, for all locks; it may be empty.
-pub fn run<P: Platform>(job: &Job, arena: &Arena<P>, log: &[LogEntry], vcpu: usize) {
+pub fn run<P: CountPauses>(job: &Job, arena: &Arena<P>, log: &[LogEntry], vcpu: usize) {
     let Some(done) = job.done.get(vcpu) else { return };
     job.ready.fetch_add(1, Ordering::AcqRel);
     // Acquire: pairs with the VMM's Release: everything is set up.
@@ -21,6 +21,13 @@ pub fn run<P: Platform>(job: &Job, arena: &Arena<P>, log: &[LogEntry], vcpu: usi
         Some(LockKind::SpinTas) => Worker::<P, _>::new(job, &arena.spin_tas, log, done, vcpu).run(),
         Some(LockKind::Ticket) => Worker::<P, _>::new(job, &arena.ticket, log, done, vcpu).run(),
         Some(LockKind::Preemptable) => Worker::<P, _>::new(job, &arena.preemptable, log, done, vcpu).run(),
+        Some(LockKind::Mcs) => Worker::<P, _>::new(job, &arena.mcs, log, done, vcpu).run(),
+        #[cfg(feature = "std")]
+        Some(LockKind::ParkingLot) => Worker::<P, _>::new(job, &arena.parking_lot, log, done, vcpu).run(),
+        #[cfg(feature = "std")]
+        Some(LockKind::Std) => Worker::<P, _>::new(job, &arena.std, log, done, vcpu).run(),
+        #[cfg(not(feature = "std"))]
+        Some(LockKind::ParkingLot | LockKind::Std) => panic!("the job names a lock that needs an operating system"),
         None => panic!("the job names a lock that this image does not have"),
     }
     // Release: who sees that all have ended sees their results.
@@ -37,10 +44,12 @@ struct Worker<'a, P, L> {
     vcpus: u64,
     inside: u64,
     outside: u64,
+    /// PAUSEs that have been accounted for.
+    pauses: Cell<u64>,
     platform: core::marker::PhantomData<fn() -> P>,
 }
 
-impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
+impl<'a, P: CountPauses, L: TestLock> Worker<'a, P, L> {
     fn new(job: &'a Job, locks: &'a [CachePadded<L>; MAX_LOCKS], log: &'a [LogEntry], done: &'a Done, vcpu: usize) -> Self {
         let count = (job.locks.load(Ordering::Relaxed) as usize).clamp(1, MAX_LOCKS);
         let capacity = job.log_capacity.load(Ordering::Relaxed) as usize;
@@ -53,6 +62,7 @@ impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
             vcpus: u64::from(job.vcpus.load(Ordering::Relaxed)),
             inside: job.inside.load(Ordering::Relaxed),
             outside: job.outside.load(Ordering::Relaxed),
+            pauses: Cell::new(P::pauses()),
             platform: core::marker::PhantomData,
         }
     }
@@ -79,8 +89,10 @@ impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
                 Workload::TryMix if rounds % 2 == 0 => self.try_section(index),
                 Workload::TryMix => self.section(index),
                 Workload::Stuck => self.holding(0, || {
-                    while self.vcpu == 0 {
-                        P::relax();
+                    if self.vcpu == 0 {
+                        loop {
+                            P::relax();
+                        }
                     }
                 }),
                 Workload::Panic => assert!(self.vcpu != 0, "the job asks for a panic"),
@@ -177,10 +189,13 @@ impl<'a, P: Platform, L: TestLock> Worker<'a, P, L> {
 
     fn waited(&self, ticks: u64) {
         Protected::advance(&self.done.acquisitions);
+        let pauses = P::pauses();
+        let paused = pauses.wrapping_sub(self.pauses.replace(pauses));
         if self.job.phase.load(Ordering::Relaxed) != phase::MEASURE {
             return;
         }
         Protected::advance(&self.done.measured);
+        Protected::advance_by(&self.done.pauses, paused);
         Protected::advance(&self.done.waits[wait_bucket(ticks)]);
         if ticks > self.done.longest_wait.load(Ordering::Relaxed) {
             self.done.longest_wait.store(ticks, Ordering::Relaxed);
@@ -209,9 +224,9 @@ fn in_order() {
     }
 }
 
-/// Some work that the compiler does not remove: about a nanosecond an iteration.
+/// Some work that the compiler does not remove: about a processor cycle an iteration.
 #[inline]
-fn spend(iterations: u64) {
+pub fn spend(iterations: u64) {
     for iteration in 0..iterations {
         black_box(iteration);
     }

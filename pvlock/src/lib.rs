@@ -3,9 +3,11 @@
 pub mod backend;
 pub mod measure;
 pub mod order;
+pub mod plot;
 pub mod report;
 pub mod run;
 pub mod session;
+pub mod sweep;
 pub mod vm;
 
 /// The freestanding guest program, built together with this crate.

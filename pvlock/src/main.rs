@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pvlock::{report, run};
+use pvlock::{plot, report, run};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -62,13 +62,28 @@ fn run(options: &run::Options) -> ExitCode {
         bar.set_position(u64::from(at.runs) * run_ms + at.time.as_millis() as u64);
     });
     bar.finish_and_clear();
+    if !options.json && !report.rows.is_empty() {
+        println!("{}\n{}", report::tables(&plan, &report), report::summary(&plan, &report));
+    }
+    let drawn = match &plan.sweep {
+        Some(sweep) if !report.rows.is_empty() => plot::draw(&options.plot, &plan, sweep, &report),
+        _ => Ok(Vec::new()),
+    };
+    let pictures = drawn.as_deref().unwrap_or_default();
     if options.json {
-        println!("{}", report::json(&plan, &report));
-    } else if !report.rows.is_empty() {
-        println!("{}\n{}", report::table(&report), report::summary(&plan, &report));
+        println!("{}", report::json(&plan, &report, pictures));
+    } else if !pictures.is_empty() {
+        let names: Vec<_> = pictures.iter().map(|path| path.display().to_string()).collect();
+        println!("pictures: {}", names.join(", "));
+    }
+    if let Err(error) = &drawn {
+        eprintln!("pvlock: {error}");
     }
     if let Some(error) = error {
         eprintln!("pvlock: {error}");
+        return ExitCode::FAILURE;
+    }
+    if drawn.is_err() {
         return ExitCode::FAILURE;
     }
     if report.interrupted {

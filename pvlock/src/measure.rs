@@ -20,6 +20,17 @@ pub struct WaitUs {
     pub max: f64,
 }
 
+/// Waits of about one length.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct WaitBucket {
+    /// None is shorter, in µs.
+    pub from_us: f64,
+    /// All are shorter, in µs.
+    pub to_us: f64,
+    /// How many.
+    pub count: u64,
+}
+
 /// One row of the table: a lock at one number of vCPUs.
 #[derive(Clone, Debug, Serialize)]
 pub struct Row {
@@ -29,6 +40,10 @@ pub struct Row {
     pub vcpus: usize,
     /// vCPUs per CPU.
     pub overcommit: f64,
+    /// Iterations of work inside the lock.
+    pub inside: u64,
+    /// Iterations of work outside.
+    pub outside: u64,
     /// Acquisitions per second; the median of the repeats.
     pub ops_per_s: f64,
     /// Share of the bound: the best lock at one vCPU per CPU in this run. Absent if there was no such row.
@@ -37,6 +52,8 @@ pub struct Row {
     pub jain: f64,
     /// Waits.
     pub wait_us: WaitUs,
+    /// PAUSEs per acquisition; absent for a lock that does not count them.
+    pub pauses_per_op: Option<f64>,
     /// HALT doorbells.
     pub halts: u64,
     /// KICK doorbells.
@@ -53,6 +70,9 @@ pub struct Row {
     pub exact: bool,
     /// Acquisitions per second of each repeat, in the order they ran.
     pub repeats: Vec<f64>,
+    /// The distribution of waits in all repeats, by rising length. Only a sweep keeps it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub waits: Vec<WaitBucket>,
     /// What the order log says, in a checking run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub order: Option<OrderSummary>,
@@ -104,30 +124,45 @@ pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
     // Three significant digits over any 64-bit value; recording cannot fail then.
     let mut waits = Histogram::<u64>::new(3).ok();
     let mut longest = 0;
+    let mut counts = vec![0; WAIT_BUCKETS];
     for done in job.done.iter().take(spec.vcpus) {
         longest = longest.max(done.longest_wait.load(Ordering::Relaxed));
-        for bucket in 0..WAIT_BUCKETS {
-            let count = done.waits[bucket].load(Ordering::Relaxed);
-            if let (Some(waits), true) = (&mut waits, count > 0) {
-                let ns = (wait_of_bucket(bucket) as f64 * tick_ns) as u64;
-                waits.saturating_record(ns.max(1));
-                let _ = waits.record_n(ns.max(1), count - 1);
-            }
+        for (sum, count) in counts.iter_mut().zip(&done.waits) {
+            *sum += count.load(Ordering::Relaxed);
+        }
+    }
+    let bound_us = |bucket: usize| match bucket {
+        WAIT_BUCKETS.. => u64::MAX as f64 * tick_ns / 1000.0,
+        bucket => wait_of_bucket(bucket) as f64 * tick_ns / 1000.0,
+    };
+    let buckets: Vec<WaitBucket> = (0..)
+        .zip(counts)
+        .filter(|(_, count)| *count > 0)
+        .map(|(bucket, count)| WaitBucket { from_us: bound_us(bucket), to_us: bound_us(bucket + 1), count })
+        .collect();
+    if let Some(waits) = &mut waits {
+        for bucket in &buckets {
+            let _ = waits.record_n(((bucket.from_us * 1000.0) as u64).max(1), bucket.count);
         }
     }
     let quantile = |q: f64| waits.as_ref().map_or(f64::NAN, |waits| waits.value_at_quantile(q) as f64 / 1000.0);
 
     let seconds = outcome.times.elapsed.as_secs_f64();
-    let ops_per_s = if seconds > 0.0 { measured.iter().sum::<u64>() as f64 / seconds } else { 0.0 };
+    let acquired: u64 = measured.iter().sum();
+    let pauses: u64 = per_vcpu(|done| done.pauses.load(Ordering::Relaxed)).iter().sum();
+    let ops_per_s = if seconds > 0.0 { acquired as f64 / seconds } else { 0.0 };
     let order = (spec.log > 0).then(|| outcome.log.order(job));
     let row = Row {
         lock: spec.lock.name(),
         vcpus: spec.vcpus,
         overcommit: spec.vcpus as f64 / pcpus as f64,
+        inside: spec.inside,
+        outside: spec.outside,
         ops_per_s,
         share_of_bound: None,
         jain: jain(&measured),
         wait_us: WaitUs { p50: quantile(0.5), p999: quantile(0.999), max: longest as f64 * tick_ns / 1000.0 },
+        pauses_per_op: (spec.lock.counts_pauses() && acquired > 0).then(|| pauses as f64 / acquired as f64),
         halts: outcome.host.halts,
         kicks: outcome.host.kicks,
         spurious: outcome.host.spurious,
@@ -136,6 +171,7 @@ pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
         cpu_idle: outcome.times.idle,
         exact: exact && acquisitions > 0,
         repeats: vec![ops_per_s],
+        waits: buckets,
         order: order.map(|order| OrderSummary {
             checked: order.checked,
             overtaken: order.overtaken + order.backwards,
@@ -157,6 +193,14 @@ pub fn median(mut repeats: Vec<Row>) -> Option<Row> {
     let all: Vec<f64> = repeats.iter().map(|row| row.ops_per_s).collect();
     let exact = repeats.iter().all(|row| row.exact);
     let forced = repeats.iter().map(|row| row.forced).sum();
+    let mut waits: Vec<WaitBucket> = repeats.iter().flat_map(|row| row.waits.iter().copied()).collect();
+    waits.sort_by(|a, b| a.from_us.total_cmp(&b.from_us));
+    // The same bucket of several repeats, whose ticks were measured a little differently.
+    waits.dedup_by(|next, kept| {
+        let same = next.from_us < (kept.from_us + kept.to_us) / 2.0;
+        kept.count += if same { next.count } else { 0 };
+        same
+    });
     let orders: Vec<OrderSummary> = repeats.iter().filter_map(|row| row.order).collect();
     repeats.sort_by(|a, b| a.ops_per_s.total_cmp(&b.ops_per_s));
     let middle = repeats.len() / 2;
@@ -164,6 +208,7 @@ pub fn median(mut repeats: Vec<Row>) -> Option<Row> {
     row.exact = exact;
     row.forced = forced;
     row.repeats = all;
+    row.waits = waits;
     row.order = row.order.map(|_| OrderSummary {
         checked: orders.iter().map(|order| order.checked).sum(),
         overtaken: orders.iter().map(|order| order.overtaken).sum(),
@@ -172,10 +217,13 @@ pub fn median(mut repeats: Vec<Row>) -> Option<Row> {
     Some(row)
 }
 
-/// Fills in each row's share of the bound: the best throughput of any lock at one vCPU per CPU.
+/// Fills in each row's share of the bound: the best throughput of any lock at one vCPU per CPU on the same sections.
 pub fn share_of_bound(rows: &mut [Row]) {
-    let bound = rows.iter().filter(|row| row.overcommit == 1.0).map(|row| row.ops_per_s).fold(0.0, f64::max);
+    let at_one: Vec<_> =
+        rows.iter().filter(|row| row.overcommit == 1.0).map(|row| (row.inside, row.outside, row.ops_per_s)).collect();
     for row in rows {
+        let same = at_one.iter().filter(|(inside, outside, _)| (*inside, *outside) == (row.inside, row.outside));
+        let bound = same.map(|(.., ops_per_s)| *ops_per_s).fold(0.0, f64::max);
         row.share_of_bound = (bound > 0.0).then(|| row.ops_per_s / bound);
     }
 }
@@ -196,10 +244,13 @@ mod tests {
             lock: "ticket",
             vcpus: 2,
             overcommit: 1.0,
+            inside: 200,
+            outside: 2000,
             ops_per_s,
             share_of_bound: None,
             jain: 1.0,
             wait_us: WaitUs { p50: 0.0, p999: 0.0, max: 0.0 },
+            pauses_per_op: None,
             halts: 0,
             kicks: 0,
             spurious: 0,
@@ -208,6 +259,7 @@ mod tests {
             cpu_idle: 0.0,
             exact,
             repeats: vec![ops_per_s],
+            waits: vec![WaitBucket { from_us: 1.0 + ops_per_s / 1000.0, to_us: 2.0, count: 1 }],
             order: None,
         }
     }
@@ -216,6 +268,7 @@ mod tests {
     fn the_median_row_hides_no_inexact_repeat_and_no_forced_wake() {
         let row = median(vec![row(3.0, true, 1), row(1.0, false, 0), row(2.0, true, 2)]).unwrap();
         assert_eq!((row.ops_per_s, row.exact, row.forced, row.repeats.as_slice()), (2.0, false, 3, [3.0, 1.0, 2.0].as_slice()));
+        assert_eq!(row.waits, [WaitBucket { from_us: 1.001, to_us: 2.0, count: 3 }], "of all repeats");
         assert!(median(Vec::new()).is_none());
     }
 
@@ -229,5 +282,9 @@ mod tests {
         alone[0].overcommit = 4.0;
         share_of_bound(&mut alone);
         assert_eq!(alone[0].share_of_bound, None);
+        let mut lengths = [row(10.0, true, 0), row(4.0, true, 0), row(2.0, true, 0)];
+        (lengths[1].inside, lengths[2].inside, lengths[2].overcommit) = (40_000, 40_000, 2.0);
+        share_of_bound(&mut lengths);
+        assert_eq!(lengths.map(|row| row.share_of_bound.unwrap()), [1.0, 1.0, 0.5], "each length has its own");
     }
 }

@@ -3,54 +3,106 @@
 use crate::backend::Backend;
 use crate::measure::Row;
 use crate::run::{Plan, Report};
+use crate::sweep::{Sections, Sweep};
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use serde::Serialize;
 use std::fmt::Write;
+use std::path::PathBuf;
 
 #[derive(Serialize)]
 struct Json<'a> {
     backend: &'static str,
     kvm_kind: Option<&'static str>,
     pcpus: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sweep: Option<JsonSweep>,
     rows: &'a [Row],
+    #[serde(skip_serializing_if = "<[PathBuf]>::is_empty")]
+    pictures: &'a [PathBuf],
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     interrupted: bool,
 }
 
-/// One JSON object.
-pub fn json(plan: &Plan, report: &Report) -> String {
+#[derive(Serialize)]
+struct JsonSweep {
+    ns_per_iteration: f64,
+    long_inside: u64,
+}
+
+/// One JSON object; `pictures` have been drawn.
+pub fn json(plan: &Plan, report: &Report, pictures: &[PathBuf]) -> String {
     let kvm_kind = match plan.backend {
         Backend::Kvm { kind, .. } => Some(kind.name()),
         Backend::Threads => None,
     };
-    let object =
-        Json { backend: plan.backend.name(), kvm_kind, pcpus: plan.pcpus, rows: &report.rows, interrupted: report.interrupted };
+    let object = Json {
+        backend: plan.backend.name(),
+        kvm_kind,
+        pcpus: plan.pcpus,
+        sweep: plan.sweep.map(|sweep| JsonSweep { ns_per_iteration: sweep.ns_per_iteration, long_inside: sweep.long }),
+        rows: &report.rows,
+        pictures,
+        interrupted: report.interrupted,
+    };
     // Strings, numbers and vectors of them always serialise (NaN becomes null).
     serde_json::to_string_pretty(&object).unwrap_or_default()
 }
 
-/// One line about where this runs and why.
-pub fn heading(plan: &Plan) -> String {
-    let place = match plan.backend {
+/// Where this runs.
+pub fn place(plan: &Plan) -> String {
+    match plan.backend {
         Backend::Kvm { kind, cpl } => format!("{kind} KVM, guest in CPL {cpl}"),
         Backend::Threads => "threads as vCPUs, no VM".to_owned(),
-    };
-    format!("pvlock on {} CPUs: {place} ({})", plan.pcpus, plan.why)
+    }
 }
 
-/// The table.
-pub fn table(report: &Report) -> String {
+/// One line about where this runs and why, and one about the work of a sweep.
+pub fn heading(plan: &Plan) -> String {
+    let mut text = format!("pvlock on {} CPUs: {} ({})", plan.pcpus, place(plan), plan.why);
+    if let Some(sweep) = &plan.sweep {
+        // Writing to a String does not fail.
+        let _ = write!(
+            text,
+            "\nan iteration of work takes {:.3} ns here: long sections have {} iterations inside the lock",
+            sweep.ns_per_iteration, sweep.long
+        );
+    }
+    text
+}
+
+/// A table for each length of sections.
+pub fn tables(plan: &Plan, report: &Report) -> String {
+    let Some(sweep) = &plan.sweep else { return table(&report.rows.iter().collect::<Vec<_>>()) };
+    let mut text = String::new();
+    for sections in sweep.sections() {
+        let rows: Vec<_> = report.rows.iter().filter(|row| row.inside == sections.inside).collect();
+        if !rows.is_empty() {
+            let _ = writeln!(text, "{}:\n{}", title(sweep, &sections), table(&rows));
+        }
+    }
+    text
+}
+
+/// What the sections of one table of a sweep are like.
+pub fn title(sweep: &Sweep, sections: &Sections) -> String {
+    let Sections { name, inside, outside } = sections;
+    format!("{name} sections: {:.2} us of work inside the lock ({inside} iterations), {outside} outside", sweep.inside_us(sections))
+}
+
+fn table(rows: &[&Row]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_FULL_CONDENSED);
-    let spread = report.rows.iter().any(|row| row.repeats.len() > 1);
-    let order = report.rows.iter().any(|row| row.order.is_some());
+    let spread = rows.iter().any(|row| row.repeats.len() > 1);
+    let order = rows.iter().any(|row| row.order.is_some());
     let mut head = vec!["lock", "vCPUs", "over", "ops/s"];
     head.extend(spread.then_some("spread"));
-    head.extend(["bound", "idle", "Jain", "wait p50", "p99.9", "worst", "halts", "kicks", "spur.", "forced", "CPU s", "exact"]);
+    head.extend([
+        "bound", "idle", "Jain", "wait p50", "p99.9", "worst", "PAUSE/op", "halts", "kicks", "spur.", "forced", "CPU s", "exact",
+    ]);
     head.extend(order.then_some("order"));
     table.set_header(head);
     let mut vcpus = 0;
-    for row in &report.rows {
+    for row in rows {
         if vcpus != row.vcpus && vcpus != 0 {
             table.add_row(vec![""]);
         }
@@ -81,6 +133,7 @@ fn cells(row: &Row, spread: bool, order: bool) -> Vec<Cell> {
         right(time(row.wait_us.p50)),
         right(time(row.wait_us.p999)),
         right(time(row.wait_us.max)),
+        right(row.pauses_per_op.map_or("-".into(), few)),
         right(si(row.halts as f64)),
         right(si(row.kicks as f64)),
         right(si(row.spurious as f64)),
@@ -124,19 +177,28 @@ pub fn summary(plan: &Plan, report: &Report) -> String {
     );
     let _ = writeln!(
         text,
-        "bound = best lock at one vCPU per CPU in this run; waits from request to acquisition; exact = no update lost"
+        "bound = best lock at one vCPU per CPU in this run; waits from request to acquisition; exact = no update lost;\n\
+         PAUSE/op = PAUSEs per acquisition"
     );
-    let best = |name: &str| report.rows.iter().filter(|row| row.lock == name).max_by(|a, b| a.overcommit.total_cmp(&b.overcommit));
-    if let (Some(plain), Some(ours)) = (best("spin-ticket"), best("ticket")) {
-        if plain.vcpus == ours.vcpus && plain.vcpus > plan.pcpus && plain.ops_per_s > 0.0 {
-            let _ = writeln!(
-                text,
-                "At {}x overcommit `ticket` makes {:.1} times the acquisitions of `spin-ticket`: its waiters halt instead of spinning\n\
-                 while the vCPU whose turn it is waits for a CPU.",
-                ours.overcommit,
-                ours.ops_per_s / plain.ops_per_s
-            );
-        }
+    // The same sections as the first row's.
+    let same = |row: &&Row| report.rows.first().is_some_and(|first| row.inside == first.inside);
+    let most = report.rows.iter().filter(same).map(|row| row.vcpus).max().unwrap_or(0);
+    let best = |names: &[&str]| {
+        let candidates = report.rows.iter().filter(same).filter(|row| row.vcpus == most && names.contains(&row.lock));
+        candidates.max_by(|a, b| a.ops_per_s.total_cmp(&b.ops_per_s))
+    };
+    if let (Some(plain), Some(ours)) = (best(&["spin-ticket"]), best(&["ticket", "preemptable"]))
+        && most > plan.pcpus
+        && plain.ops_per_s > 0.0
+    {
+        let _ = writeln!(
+            text,
+            "At {}x overcommit `{}` makes {:.1} times the acquisitions of `spin-ticket`: its waiters halt instead of spinning\n\
+             while the vCPU whose turn it is waits for a CPU.",
+            ours.overcommit,
+            ours.lock,
+            ours.ops_per_s / plain.ops_per_s
+        );
     }
     if report.interrupted {
         let _ = writeln!(text, "Interrupted: the table holds what was finished.");
@@ -152,6 +214,11 @@ fn si(value: f64) -> String {
         v if v >= 999.5 => format!("{:.1} k", v / 1e3),
         v => format!("{v:.0}"),
     }
+}
+
+/// A number of which the first digit after the point matters while it is small.
+fn few(value: f64) -> String {
+    if value < 99.95 { format!("{value:.1}") } else { si(value) }
 }
 
 fn time(us: f64) -> String {

@@ -3,12 +3,14 @@
 use crate::backend::{Backend, RunError, Spec};
 use crate::measure::{Measured, Row, measure, median, share_of_bound};
 use crate::session::{Ended, Limits};
+use crate::sweep::{self, Sweep};
 use crate::vm::{self, Cpl, ExitCounts, KvmKind};
 use clap::{Args, ValueEnum};
 use pvlock_guest_image::job::{self, Workload};
 use pvlock_guest_image::{LockKind, job::MAX_LOCKS};
 use pvlock_host::protocol::HostFlags;
 use pvlock_host::{Config, Queue, Statistics};
+use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -85,12 +87,19 @@ pub struct Options {
     /// Number of vCPUs, instead of --overcommit
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=job::MAX_VCPUS as i64))]
     pub vcpus: Option<u32>,
-    /// vCPUs per CPU, a list
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4", value_parser = overcommit)]
+    /// vCPUs per CPU, a list [default: 1,2,4; in a sweep 1,2,4,8]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = overcommit)]
     pub overcommit: Vec<usize>,
-    /// Locks to compare, a list of spin-ticket, spin-tas, ticket, preemptable
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "spin-ticket,spin-tas,ticket,preemptable", value_parser = lock)]
+    /// Locks to compare, a list of spin-ticket, spin-tas, mcs, ticket, preemptable and, only on threads, parking-lot, std
+    /// [default: all that there are]
+    #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = lock)]
     pub locks: Vec<LockKind>,
+    /// Run short and long critical sections (work of about 10 us) at every overcommit, and draw pictures of the results
+    #[arg(long, conflicts_with_all = ["vcpus", "inside", "outside"])]
+    pub sweep: bool,
+    /// Where to put the pictures of a sweep: STEM-bound and STEM-waits, each as .svg and .png
+    #[arg(long, value_name = "STEM", default_value = "pvlock-sweep", requires = "sweep")]
+    pub plot: PathBuf,
     /// Seconds to run each lock
     #[arg(long, value_name = "S", default_value = "2", value_parser = positive)]
     pub seconds: f64,
@@ -146,8 +155,10 @@ pub struct Plan {
     pub why: String,
     /// CPUs of the machine.
     pub pcpus: usize,
-    /// One for each lock and number of vCPUs, in the order of the table.
+    /// One for each lock, number of vCPUs and length of sections, in the order of the tables.
     pub cells: Vec<Spec>,
+    /// The sections of a sweep, if it is one.
+    pub sweep: Option<Sweep>,
     /// Runs of each.
     pub repeat: u32,
     /// Limits of each run.
@@ -192,6 +203,12 @@ pub enum PlanError {
         /// CPUs.
         pcpus: usize,
     },
+    /// A lock that a guest cannot use.
+    #[error("`{lock}` sleeps in the operating system, and the guest has none: add --backend threads, or leave it out of --locks")]
+    NeedsThreads {
+        /// Its name.
+        lock: &'static str,
+    },
 }
 
 impl Options {
@@ -206,18 +223,51 @@ impl Options {
         let counts = match self.vcpus {
             Some(vcpus) => vec![vcpus as usize],
             None => self
-                .overcommit
-                .iter()
-                .map(|&overcommit| {
+                .overcommits(pcpus)
+                .into_iter()
+                .map(|overcommit| {
                     let vcpus = overcommit * pcpus;
                     if vcpus <= job::MAX_VCPUS { Ok(vcpus) } else { Err(PlanError::TooMany { overcommit, pcpus }) }
                 })
                 .collect::<Result<_, _>>()?,
         };
-        let cells = counts.iter().flat_map(|&vcpus| self.locks.iter().map(move |&lock| self.spec(lock, vcpus))).collect();
+        let locks = self.locks(&backend)?;
+        let sweep = self.sweep.then(Sweep::calibrated);
+        let sections = match &sweep {
+            Some(sweep) => sweep.sections().map(|sections| (sections.inside, sections.outside)).to_vec(),
+            None => vec![(self.inside, self.outside)],
+        };
+        let mut cells = Vec::new();
+        for (inside, outside) in sections {
+            let of_vcpus = |&vcpus: &usize| locks.iter().map(move |&lock| Spec { inside, outside, ..self.spec(lock, vcpus) });
+            cells.extend(counts.iter().flat_map(of_vcpus));
+        }
         let seconds = Duration::from_secs_f64;
         let limits = Limits { run: seconds(self.seconds), watchdog: seconds(self.watchdog) };
-        Ok(Plan { backend, why, pcpus, cells, repeat: self.repeat, limits })
+        Ok(Plan { backend, why, pcpus, cells, sweep, repeat: self.repeat, limits })
+    }
+
+    fn overcommits(&self, pcpus: usize) -> Vec<usize> {
+        match (self.overcommit.as_slice(), self.sweep) {
+            ([], false) => vec![1, 2, 4],
+            // As far as the VMM goes, on a large machine; 1 stays, so that there is an error if not even that goes.
+            ([], true) => sweep::OVERCOMMIT
+                .into_iter()
+                .filter(|&overcommit| overcommit == 1 || overcommit * pcpus <= job::MAX_VCPUS)
+                .collect(),
+            (told, _) => told.to_vec(),
+        }
+    }
+
+    fn locks(&self, backend: &Backend) -> Result<Vec<LockKind>, PlanError> {
+        let threads = matches!(backend, Backend::Threads);
+        if self.locks.is_empty() {
+            return Ok(LockKind::ALL.into_iter().map(|(_, lock)| lock).filter(|lock| threads || !lock.needs_std()).collect());
+        }
+        match self.locks.iter().find(|lock| lock.needs_std()) {
+            Some(lock) if !threads => Err(PlanError::NeedsThreads { lock: lock.name() }),
+            _ => Ok(self.locks.clone()),
+        }
     }
 
     fn backend(&self) -> Result<(Backend, String), PlanError> {
@@ -294,7 +344,10 @@ impl Plan {
                         report.interrupted = true;
                         break 'all;
                     }
-                    Ok((_, Measured { row, host, exits, .. })) => {
+                    Ok((_, Measured { mut row, host, exits, .. })) => {
+                        if self.sweep.is_none() {
+                            row.waits.clear();
+                        }
                         rows.push(row);
                         report.host = report.host + host;
                         if let Some(exits) = exits {

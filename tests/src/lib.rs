@@ -25,7 +25,8 @@ pub fn skip(reason: &impl Display) {
     eprintln!("{line}");
     if let Some(path) = std::env::var_os("PVLOCK_SKIP_LOG") {
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
-        file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).expect("PVLOCK_SKIP_LOG must name a file that can be written");
+        file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes()))
+            .expect("PVLOCK_SKIP_LOG must name a file that can be written");
     }
 }
 

@@ -199,8 +199,10 @@ fn counts(probe: extern "C" fn()) -> Counts {
     for instruction in &body {
         eprintln!("{:#x} {instruction}", instruction.ip());
     }
+    // The probe's own frame: a stack slot so that the slow path could be called. Real callers have one anyway.
+    let is_frame = |i: &&Instruction| matches!(i.mnemonic(), iced_x86::Mnemonic::Push | iced_x86::Mnemonic::Pop);
     let counts = Counts {
-        instructions: body.len(),
+        instructions: body.iter().filter(|i| !is_frame(i)).count(),
         locked: body.iter().filter(|i| i.has_lock_prefix() || implicitly_locked(i)).count(),
         calls: body.iter().filter(|i| is_call(i.flow_control())).count(),
         conditional: body.iter().filter(|i| i.flow_control() == FlowControl::ConditionalBranch).count(),
@@ -230,8 +232,7 @@ fn row_23_native_ticket_lock_is_a_plain_one_and_a_predictable_branch_each_way() 
         let (plain, ours) = (counts(plain), counts(ticket_native));
         assert_eq!((ours.locked, ours.calls), (1, 0), "one locked instruction to lock, a plain store to unlock, no call");
         assert_eq!(ours.conditional, plain.conditional + 2, "one more branch to lock, one to unlock");
-        // A branch is a test of the mode and a jump; unlocking and locking use other registers than one another.
-        assert!(ours.instructions <= plain.instructions + 6, "{ours:?} {plain:?}");
+        assert_eq!(ours.instructions, plain.instructions + 6, "a branch is load, test, jump: {ours:?} {plain:?}");
     }
 }
 

@@ -1,12 +1,16 @@
 //! The locks on real vCPUs: nothing lost, nobody overtaken, nobody forgotten.
 
-use pvlock::backend::Backend;
+use pvlock::backend::{Backend, Outcome};
+use pvlock::measure::{Measured, measure};
+use pvlock::session::Limits;
 use pvlock::vm::{Cpl, ExitKind};
 use pvlock_guest_image::LockKind;
 use pvlock_guest_image::job::Workload;
 use pvlock_host::protocol::HostFlags;
 use pvlock_host::{Config, Queue};
 use pvlock_tests::{backends, kvm, run, spec};
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 const WORKLOADS: [Workload; 5] = [Workload::Counter, Workload::PingPong, Workload::ManyLocks, Workload::Nested, Workload::TryMix];
 
@@ -38,13 +42,58 @@ fn every_workload_is_exact_and_strictly_ordered_at_every_overcommit() {
 #[test]
 fn the_locks_we_compare_with_are_exact() {
     for backend in backends() {
-        for lock in [LockKind::SpinTicket, LockKind::SpinTas] {
-            // Few: the plain ticket lock needs a scheduler for each hand-over.
-            let spec = pvlock::backend::Spec { limit: 20, log: 0, ..spec(lock, 4) };
-            let measured = run(backend, &spec);
-            assert!(measured.row.exact, "{backend:?} {lock:?}");
-            assert_eq!(measured.host.halts, 0, "{backend:?} {lock:?}");
+        for (name, lock) in LockKind::ALL {
+            if matches!(lock, LockKind::Ticket | LockKind::Preemptable)
+                || (lock.needs_std() && !matches!(backend, Backend::Threads))
+            {
+                continue;
+            }
+            for workload in [Workload::Counter, Workload::TryMix] {
+                // Few: plain queue locks need a scheduler for each hand-over.
+                let spec = pvlock::backend::Spec { workload, limit: 20, log: 0, ..spec(lock, 4) };
+                let measured = run(backend, &spec);
+                assert!(measured.row.exact, "{backend:?} {name} {workload:?}");
+                assert_eq!(measured.host.halts, 0, "{backend:?} {name} {workload:?}");
+            }
         }
+    }
+}
+
+#[test]
+fn pauses_are_counted_for_every_lock_that_spins() {
+    for backend in backends() {
+        for (name, lock) in LockKind::ALL.into_iter().filter(|(_, lock)| !lock.needs_std()) {
+            // Held half the time, so that somebody waits; nobody halts before the first PAUSE. But one vCPU may have the lock
+            // to itself all the time, where the machine is busy or the lock unfair.
+            let spec = pvlock::backend::Spec { inside: 5_000, outside: 5_000, limit: 0, log: 0, ..spec(lock, 4) };
+            let counted = (0..20).any(|_| {
+                let measured = run_for(backend, &spec, Duration::from_millis(200));
+                assert!(measured.row.exact, "{backend:?} {name}");
+                measured.row.pauses_per_op.is_some_and(|pauses| pauses > 0.0)
+            });
+            assert!(counted, "{backend:?} {name}");
+        }
+    }
+}
+
+#[test]
+fn a_lock_without_waiters_pauses_not_at_all() {
+    for backend in backends() {
+        for (name, lock) in LockKind::ALL.into_iter().filter(|(_, lock)| !lock.needs_std()) {
+            let spec = pvlock::backend::Spec { limit: 0, log: 0, ..spec(lock, 1) };
+            let measured = run_for(backend, &spec, Duration::from_millis(80));
+            assert_eq!(measured.row.pauses_per_op, Some(0.0), "{backend:?} {name}");
+        }
+    }
+}
+
+/// Runs a spec without a limit of its own for that long.
+fn run_for(backend: Backend, spec: &pvlock::backend::Spec, time: Duration) -> Measured {
+    let limits = Limits { run: time, watchdog: Duration::from_secs(30) };
+    let read = |outcome: &Outcome<'_>| measure(spec, outcome, 1);
+    match backend.run(spec, limits, &AtomicBool::new(false), |_| (), read) {
+        Ok(measured) => measured,
+        Err(error) => panic!("{backend:?}: {error}"),
     }
 }
 

@@ -5,7 +5,7 @@ use crate::order::LogView;
 use crate::session::{Ended, Limits, Vcpus, ticks, watch};
 use pvlock_guest::{Guest, GuestRef, Platform};
 use pvlock_guest_image::job::{self, Job, LogEntry};
-use pvlock_guest_image::{Arena, work};
+use pvlock_guest_image::{Arena, CountPauses, work};
 use pvlock_host::driver::threads::{Threads, threads};
 use pvlock_host::hypercalls::{Doorbell, Ring};
 use pvlock_host::protocol::{SlotIndex, VcpuId};
@@ -31,6 +31,7 @@ struct Current {
 
 std::thread_local! {
     static CURRENT: Cell<Option<Current>> = const { Cell::new(None) };
+    static PAUSES: Cell<u64> = const { Cell::new(0) };
 }
 
 /// The platform of a thread.
@@ -63,12 +64,25 @@ impl Platform for Thread {
         ticks()
     }
 
+    #[inline]
+    fn relax() {
+        PAUSES.set(PAUSES.get().wrapping_add(1));
+        std::hint::spin_loop();
+    }
+
     fn halt(slot: SlotIndex, interrupts: bool) {
         Self::ring(Doorbell::Halt { slot, interrupts });
     }
 
     fn kick(vcpu: VcpuId) {
         Self::ring(Doorbell::Kick(vcpu));
+    }
+}
+
+impl CountPauses for Thread {
+    #[inline]
+    fn pauses() -> u64 {
+        PAUSES.get()
     }
 }
 
