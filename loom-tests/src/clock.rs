@@ -30,7 +30,8 @@ const BUDGET: u64 = 4 * CLAIM;
 struct Clock {
     now: u64,
     pace: Pace,
-    polls_from: Option<From>,
+    /// When the pace becomes `Polling`.
+    polls_from: Option<PollFrom>,
     has_halted: bool,
     /// Whether the vCPU has polled after a halt.
     present: bool,
@@ -38,7 +39,7 @@ struct Clock {
 
 /// When a hasty vCPU begins to poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
+pub enum PollFrom {
     /// When it has drawn its ticket.
     Draw,
     /// When it returns from its first halt.
@@ -46,7 +47,7 @@ pub enum From {
 }
 
 impl Clock {
-    fn reached(&mut self, event: From) {
+    fn reached(&mut self, event: PollFrom) {
         if self.polls_from == Some(event) {
             self.pace = Pace::Polling;
         }
@@ -109,7 +110,7 @@ impl Platform for OnClock {
         Host::halt(slot, interrupts);
         clock(|clock| {
             clock.has_halted = true;
-            clock.reached(From::Halt);
+            clock.reached(PollFrom::Halt);
         });
     }
 
@@ -160,7 +161,7 @@ impl QueueWork {
     }
 
     /// As [`Pace::Hasty`], but from this event on the calling vCPU polls.
-    pub fn poll_from(event: From) {
+    pub fn poll_from(event: PollFrom) {
         clock(|clock| clock.polls_from = Some(event));
     }
 
@@ -170,7 +171,7 @@ impl QueueWork {
         let before = self.snapshot();
         let ticket = self.work.lock().lock_with(|ticket| {
             self.waiting.borrow_mut()[current] = Some(ticket);
-            clock(|clock| clock.reached(From::Draw));
+            clock(|clock| clock.reached(PollFrom::Draw));
         });
         self.visit(before, ticket);
     }

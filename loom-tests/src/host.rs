@@ -113,13 +113,7 @@ impl Vm {
     /// whichever the engine looks at.
     pub fn wait(&self, index: usize, ticket: u32, on: usize) {
         let on = Some(vcpu(on));
-        let wait = Wait {
-            lock: LockId::new(1).expect("not 0"),
-            ticket,
-            state: WaitState::Halting,
-            predecessor: on,
-            holder: on,
-        };
+        let wait = Wait { lock: LockId::new(1).expect("not 0"), ticket, state: WaitState::Halting, predecessor: on, holder: on };
         let record = self.guest().region().record(vcpu(index)).expect("every vCPU has a record");
         record.slot(slot(0)).publish(&wait);
     }

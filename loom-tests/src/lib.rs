@@ -29,7 +29,7 @@ mod machine;
 mod work;
 
 #[cfg(pvlock_loom)]
-pub use clock::{From, OnClock, Pace, QueueWork, Visit, pace};
+pub use clock::{OnClock, Pace, PollFrom, QueueWork, Visit, pace};
 #[cfg(pvlock_loom)]
 pub use explore::{Model, panic_of};
 #[cfg(pvlock_loom)]

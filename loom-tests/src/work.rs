@@ -8,7 +8,7 @@ use std::rc::Rc;
 
 /// Room for a lock.
 #[repr(align(64))]
-struct Place(MaybeUninit<[u64; 8]>);
+struct Place(#[allow(dead_code, reason = "only its size counts")] MaybeUninit<[u64; 8]>);
 
 thread_local! {
     static PLACE: std::cell::UnsafeCell<Place> = const { std::cell::UnsafeCell::new(Place(MaybeUninit::uninit())) };

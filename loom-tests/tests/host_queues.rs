@@ -45,7 +45,7 @@ mod models {
     }
 
     const CIRCLE: Model = Model::exhaustive("two vCPUs halt on each other");
-    // The mutations of a circle need one preemption.
+    // With the kicks it is the walks along the queues that multiply; `CIRCLE` explores those without a bound.
     const CIRCLE_KICKED: Model = Model::bounded("two vCPUs halt on each other and are kicked", 2);
 
     #[test]

@@ -110,8 +110,8 @@ mod models {
     const INTERRUPT: Model = Model::exhaustive("interrupt against halt");
     const INTERRUPTS_OFF: Model = Model::exhaustive("interrupt and kick against halt with interrupts off");
     const PAUSE: Model = Model::exhaustive("pause against halt");
-    // Both take every queue's lock one after the other: without a bound that is a million executions. One preemption makes the
-    // mutations fail.
+    // Both take every queue's lock one after the other: without a bound that is a million executions, which hold,
+    // but take two minutes.
     const UNREGISTER: Model = Model::bounded("unregister against halt", 3);
     const RESET: Model = Model::exhaustive("reset against halt");
 

@@ -2,6 +2,7 @@
 
 use crate::config::{Config, ConfigError, Queue, RunStates};
 use crate::event::{Park, Resume, Unpark, Verdict, Waker};
+use crate::mutation::{Mutation, active};
 use crate::queue::{Enqueued, Queues};
 use crate::registration::{Registered, Registration};
 use crate::statistics::{Counters, Statistics};
@@ -192,6 +193,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             return Verdict::Resume(Resume::NotParking);
         };
         let wait = region.wait(vcpu, slot);
+        let stopped = || self.stopped.load(Ordering::Acquire) != 0 || self.registered().is_none();
+        let checked_first = active(Mutation::StoppedCheckedFirst);
+        if checked_first && stopped() {
+            return Verdict::Resume(Resume::NotParking);
+        }
         // Noted before the park becomes visible.
         own.parked_at.store(now, Ordering::Relaxed);
         own.link.lock.store(wait.map_or(0, |wait| wait.lock.get()), Ordering::Relaxed);
@@ -206,7 +212,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             Halted::Refused => return Verdict::Resume(Resume::NotParking),
         }
         // After the park is visible: `wake_all` either sees it or has set this before.
-        if self.stopped.load(Ordering::Acquire) != 0 || self.registered().is_none() {
+        if !checked_first && stopped() {
             own.unpark();
             return Verdict::Resume(Resume::NotParking);
         }
@@ -306,9 +312,10 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     fn publish(&self, vcpu: VcpuId, state: Option<RunState>) {
         let Some(own) = self.vcpu(vcpu) else { return };
         // Under this lock, so that UNREGISTER can wait for us; looked up under it for the same reason.
+        let seen = if active(Mutation::RegionSeenUnlocked) { self.registered() } else { None };
         let mut list = own.queue.lock();
         list.run_state = state.unwrap_or(list.run_state);
-        if let Some(region) = self.registered() {
+        if let Some(region) = seen.or_else(|| self.registered()) {
             region.set_run_state(vcpu, list.run_state);
             region.set_counters(vcpu, &own.counters);
         }

@@ -10,7 +10,7 @@
 #![no_std]
 
 extern crate alloc;
-#[cfg(any(test, feature = "std"))]
+#[cfg(any(test, feature = "std", pvlock_loom))]
 extern crate std;
 
 mod check;
@@ -19,6 +19,10 @@ mod dump;
 mod engine;
 mod event;
 mod memory;
+#[cfg(pvlock_loom)]
+pub mod mutation;
+#[cfg(not(pvlock_loom))]
+mod mutation;
 mod queue;
 mod registration;
 mod statistics;

@@ -18,6 +18,7 @@
 //!   walks B.owner, …               walks A.owner, …
 //! ```
 
+use crate::mutation::{Mutation, active};
 use crate::sync::{AtomicU32, AtomicU64, Ordering, fence};
 use crate::vcpu::Vcpu;
 use alloc::vec::Vec;
@@ -104,7 +105,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
         {
             let mut list = target.queue.lock();
             // Under the lock: who takes the owner offline empties its queue afterwards, before us or behind us.
-            if !target.is_online() {
+            if !target.is_online() && !active(Mutation::OfflineNotChecked) {
                 return Enqueued::NoQueue;
             }
             let lock = vcpu.link.lock.load(Ordering::Relaxed);
@@ -123,7 +124,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
             self.insert_after(&mut list, before, sleeper.index() as u32);
             vcpu.link.owner.store(owner.index() as u32, Ordering::Relaxed);
         }
-        if self.closes_circle(sleeper) {
+        if !active(Mutation::CircleNotChecked) && self.closes_circle(sleeper) {
             self.dequeue(sleeper);
             return Enqueued::Circle;
         }
@@ -192,6 +193,9 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                     link.owner.store(NONE, Ordering::Relaxed);
                 } else if link.waits_for(lock) {
                     self.unlink(&mut source, node);
+                    if active(Mutation::HandOverViaNone) {
+                        link.owner.store(NONE, Ordering::Relaxed);
+                    }
                     let ticket = link.ticket.load(Ordering::Relaxed);
                     while let Some(other) = self.link(place).filter(|other| !other.is_after(lock, ticket)) {
                         place = other.next.load(Ordering::Relaxed);
@@ -212,7 +216,9 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
     /// added. Walks at most as many links as there are vCPUs.
     fn closes_circle(&self, start: VcpuId) -> bool {
         // SeqCst: pairs with itself, see the module's documentation.
-        fence(Ordering::SeqCst);
+        if !active(Mutation::CircleNotFenced) {
+            fence(Ordering::SeqCst);
+        }
         let mut at = start;
         for _ in 0..self.0.len() {
             match self.link(at.index() as u32).and_then(Link::owner) {

@@ -1,5 +1,6 @@
 //! One vCPU as the engine keeps it: a word of latches and reasons to wake, its wait queue, its place on another's.
 
+use crate::mutation::{Mutation, active};
 use crate::queue::{Link, List};
 use crate::statistics::Counters;
 use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering};
@@ -90,10 +91,15 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
 
     /// One read-modify-write of the word. AcqRel throughout: halt, wake and unpark pair with each other through it.
     fn transition<T>(&self, mut step: impl FnMut(u32) -> (u32, T)) -> T {
+        let order = if active(Mutation::VcpuWordRelaxed) { Ordering::Relaxed } else { Ordering::AcqRel };
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
             let (new, result) = step(word);
-            match self.word.compare_exchange_weak(word, new, Ordering::AcqRel, Ordering::Relaxed) {
+            if active(Mutation::VcpuWordByStore) {
+                self.word.store(new, Ordering::Release);
+                return result;
+            }
+            match self.word.compare_exchange_weak(word, new, order, Ordering::Relaxed) {
                 Ok(_) => return result,
                 Err(now) => word = now,
             }
