@@ -162,20 +162,22 @@ impl<P: Platform> TestLock for TicketLock<P> {
 impl<P: Platform> TestLock for PreemptableTicketLock<P> {
     #[inline]
     fn hold<R>(&self, drawn: impl FnOnce(), section: impl FnOnce(u64) -> R) -> R {
-        let ticket = self.lock_with(|_| drawn());
-        let result = section(ticket.map_or(LogEntry::BYPASS, u64::from));
+        let mut ticket = LogEntry::BYPASS;
+        let held = self.lock_with(|drew| {
+            ticket = drew.into();
+            drawn();
+        });
+        let result = section(ticket);
         // SAFETY: the `lock_with` above took the lock.
-        unsafe { self.unlock() };
+        unsafe { self.unlock(held) };
         result
     }
 
     fn try_hold<R>(&self, section: impl FnOnce(u64) -> R) -> Option<R> {
-        if !self.try_lock() {
-            return None;
-        }
+        let held = self.try_lock()?;
         let result = section(LogEntry::BYPASS);
         // SAFETY: the `try_lock` above took the lock.
-        unsafe { self.unlock() };
+        unsafe { self.unlock(held) };
         Some(result)
     }
 }

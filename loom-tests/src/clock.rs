@@ -3,7 +3,7 @@
 
 use crate::{Machine, OnMachine, SlotLatches, Work};
 use pvlock_guest::protocol::{SlotIndex, VcpuId};
-use pvlock_guest::{CLAIM, GuestRef, Platform, PreemptableTicketLock, Word};
+use pvlock_guest::{CLAIM, GuestRef, Held, Platform, PreemptableTicketLock, Word};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
@@ -165,49 +165,52 @@ impl QueueWork {
         clock(|clock| clock.polls_from = Some(event));
     }
 
-    /// Takes the lock and works.
-    pub fn begin(&self) {
+    /// Takes the lock and works; the result is for [`QueueWork::end`].
+    pub fn begin(&self) -> Held {
         let current = current();
         let before = self.snapshot();
-        let ticket = self.work.lock().lock_with(|ticket| {
-            self.waiting.borrow_mut()[current] = Some(ticket);
+        let mut drawn = None;
+        let held = self.work.lock().lock_with(|ticket| {
+            drawn = Some(ticket);
+            self.waiting.borrow_mut()[current] = drawn;
             clock(|clock| clock.reached(PollFrom::Draw));
         });
-        self.visit(before, ticket);
+        self.visit(before, drawn);
+        held
     }
 
     /// Works, if the lock can be taken at once.
-    pub fn try_begin(&self) -> bool {
+    pub fn try_begin(&self) -> Option<Held> {
         let before = self.snapshot();
-        let taken = self.work.lock().try_lock();
-        if taken {
+        let held = self.work.lock().try_lock();
+        if held.is_some() {
             self.visit(before, None);
         }
-        taken
+        held
     }
 
     /// Releases the lock.
-    pub fn end(&self) {
+    pub fn end(&self, held: Held) {
         // SAFETY: `begin` or `try_begin` has taken the lock.
-        unsafe { self.work.lock().unlock() };
+        unsafe { self.work.lock().unlock(held) };
     }
 
     /// Releases the lock to the head of its queue.
-    pub fn end_fair(&self) {
+    pub fn end_fair(&self, held: Held) {
         // SAFETY: `begin` or `try_begin` has taken the lock.
-        unsafe { self.work.lock().unlock_fair() };
+        unsafe { self.work.lock().unlock_fair(held) };
     }
 
     /// Takes the lock, works, releases it.
     pub fn once(&self) {
-        self.begin();
-        self.end();
+        let held = self.begin();
+        self.end(held);
     }
 
     /// The same, if the lock can be taken at once.
     pub fn try_once(&self) {
-        if self.try_begin() {
-            self.end();
+        if let Some(held) = self.try_begin() {
+            self.end(held);
         }
     }
 
@@ -237,7 +240,7 @@ impl QueueWork {
 
     /// Everybody has left: how they got in, in that order.
     pub fn finish(&self) -> Vec<Visit> {
-        assert!(self.work.lock().try_lock(), "every ticket drawn has been served");
+        assert!(self.work.lock().try_lock().is_some(), "every ticket drawn has been served");
         self.work.inside();
         let visits = self.visits.take();
         assert_eq!(self.work.visits() as usize, visits.len() + 1);

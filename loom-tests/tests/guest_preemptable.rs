@@ -32,9 +32,9 @@ mod models {
     /// vCPU 0 owns the lock when the others begin to wait for it, and releases it.
     fn wake<const N: usize>() {
         let (machine, work) = QueueWork::new::<N>();
-        work.begin();
+        let held = work.begin();
         let waiters: Vec<_> = (1..N).map(|vcpu| machine.spawn(vcpu, with(&work, QueueWork::once))).collect();
-        work.end();
+        work.end(held);
         waiters.into_iter().for_each(|vcpu| vcpu.join().unwrap());
         assert_eq!(work.finish().len(), N);
     }
@@ -42,10 +42,10 @@ mod models {
     /// Row 7: released, taken by somebody else before the halted head is back, and released again.
     fn steal() {
         let (machine, work) = QueueWork::new::<3>();
-        work.begin();
+        let held = work.begin();
         let waiter = machine.spawn(1, with(&work, QueueWork::once));
         let thief = machine.spawn(2, with(&work, QueueWork::try_once));
-        work.end();
+        work.end(held);
         work.try_once();
         waiter.join().unwrap();
         thief.join().unwrap();
@@ -115,7 +115,7 @@ mod models {
     /// The head polls all along, and nobody watches long enough to say that it does not: nobody bypasses it.
     fn polling_head() {
         let (machine, work) = QueueWork::new::<2>();
-        work.begin();
+        let held = work.begin();
         let head = machine.spawn(
             1,
             with(&work, |work| {
@@ -123,7 +123,7 @@ mod models {
                 work.once();
             }),
         );
-        work.end();
+        work.end(held);
         work.try_once();
         head.join().unwrap();
         assert_eq!(bypasses(&work.finish()).next(), None, "a head that polls is not bypassed");
@@ -132,7 +132,7 @@ mod models {
     /// The head is known to nobody as away, but may leave the free lock alone for `CLAIM`.
     fn silent_head(bypassed: &AtomicBool) {
         let (machine, work) = QueueWork::new::<2>();
-        work.begin();
+        let held = work.begin();
         let head = machine.spawn(
             1,
             with(&work, |work| {
@@ -140,7 +140,7 @@ mod models {
                 work.once();
             }),
         );
-        work.end();
+        work.end(held);
         pace(Pace::Watching);
         work.once();
         head.join().unwrap();
@@ -152,7 +152,7 @@ mod models {
     /// The head halts once; when it is back, it polls and says so.
     fn returning_head<const N: usize>() {
         let (machine, work) = QueueWork::new::<N>();
-        work.begin();
+        let held = work.begin();
         let head = machine.spawn(
             1,
             with(&work, |work| {
@@ -161,9 +161,9 @@ mod models {
             }),
         );
         let third = (N == 3).then(|| machine.spawn(2, with(&work, QueueWork::try_once)));
-        work.end();
-        if work.try_begin() {
-            work.end();
+        work.end(held);
+        if let Some(held) = work.try_begin() {
+            work.end(held);
             work.try_once();
         }
         head.join().unwrap();
@@ -175,12 +175,12 @@ mod models {
     /// A fair release while the head has halted: nobody bypasses it before it has claimed, however long that takes.
     fn fair() {
         let (machine, work) = QueueWork::new::<2>();
-        work.begin();
+        let held = work.begin();
         let head = machine.spawn(1, with(&work, QueueWork::once));
-        work.end_fair();
+        work.end_fair(held);
         pace(Pace::Watching);
-        work.begin();
-        work.end_fair();
+        let held = work.begin();
+        work.end_fair(held);
         head.join().unwrap();
         assert_eq!(bypasses(&work.finish()).next(), None, "bypassed after a fair release");
     }
@@ -229,16 +229,16 @@ mod models {
         let machine = Machine::new::<2>(Config::default());
         let lock: *mut Lock = Box::into_raw(Box::new(Lock::new()));
         // SAFETY: the lock lives until the end of this function.
-        unsafe { &*lock }.lock();
+        let held = unsafe { &*lock }.lock();
         let next = machine.spawn(1, move || {
             // SAFETY: as above. `retire` only tells loom that the memory belongs to this thread alone now.
             unsafe {
-                (*lock).lock();
+                let _held = (*lock).lock();
                 (*lock).retire();
             }
         });
         // SAFETY: as above; this thread owns the lock.
-        unsafe { (*lock).unlock() };
+        unsafe { (*lock).unlock(held) };
         next.join().unwrap();
         // SAFETY: nobody uses it any more.
         drop(unsafe { Box::from_raw(lock) });
@@ -247,9 +247,9 @@ mod models {
     /// A vCPU tries, while another one owns, releases and takes the lock again.
     fn try_lock_beside_an_owner() {
         let (machine, work) = QueueWork::new::<2>();
-        work.begin();
+        let held = work.begin();
         let other = machine.spawn(1, with(&work, QueueWork::try_once));
-        work.end();
+        work.end(held);
         work.once();
         other.join().unwrap();
         work.finish();

@@ -41,7 +41,7 @@ pub mod lock_api_05;
 pub use budget::DEFAULT_SPIN_BUDGET;
 pub use guest::{Guest, GuestRef, Mode};
 pub use platform::{KickKind, Platform, Word};
-pub use preemptable::{CLAIM, PreemptableTicketLock};
+pub use preemptable::{CLAIM, Held, PreemptableTicketLock};
 pub use pvlock_hypercalls as hypercalls;
 pub use pvlock_protocol as protocol;
 pub use scoped::{InterruptsOff, PreemptionOff, RawLock, Scope, Scoped};

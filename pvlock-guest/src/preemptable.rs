@@ -156,6 +156,11 @@ impl Word {
     }
 }
 
+/// Ownership of a [`PreemptableTicketLock`], needed to release it: the word as it was when the lock was taken.
+#[derive(Debug)]
+#[must_use = "a lock whose `Held` is lost stays locked"]
+pub struct Held(Word);
+
 /// A spinlock whose waiters are served in order, but whose free lock a running newcomer may take while the head of the queue
 /// is not running; bare, without data. See the [module](self) for contract and workings.
 ///
@@ -180,50 +185,50 @@ impl<P: Platform> PreemptableTicketLock<P> {
 
     /// Takes the lock; returns when it is ours.
     #[inline]
-    pub fn lock(&self) {
-        self.lock_with(|_| ());
+    pub fn lock(&self) -> Held {
+        self.lock_with(|_| ())
     }
 
-    /// As [`PreemptableTicketLock::lock`]; `drawn` runs when a ticket is drawn, for tracing. Returns the ticket, if one was.
+    /// As [`PreemptableTicketLock::lock`]; `drawn` runs with the ticket when one is drawn, for tracing.
     #[inline]
-    pub fn lock_with(&self, drawn: impl FnOnce(u32)) -> Option<u32> {
+    pub fn lock_with(&self, drawn: impl FnOnce(u32)) -> Held {
         let word = self.load(Ordering::Relaxed);
-        let ticket = if word.is_idle() && self.take(word).is_ok() { None } else { self.wait(drawn) };
-        self.acquired();
-        ticket
+        let taken = if word.is_idle() { self.take(word).ok() } else { None };
+        let held = match taken {
+            Some(word) => word,
+            None => self.wait(drawn),
+        };
+        self.acquired(held)
     }
 
     /// Takes the lock if a newcomer may; otherwise changes nothing.
     #[inline]
-    pub fn try_lock(&self) -> bool {
+    pub fn try_lock(&self) -> Option<Held> {
         let word = self.load(Ordering::Relaxed);
-        let taken = word.is_open() && self.take(word).is_ok();
-        if !taken && active(Mutation::TryLockDraws) {
+        let taken = if word.is_open() { self.take(word).ok() } else { None };
+        if taken.is_none() && active(Mutation::TryLockDraws) {
             let _ = self.change(word, word.drawn());
         }
-        if taken {
-            self.acquired();
-        }
-        taken
+        taken.map(|word| self.acquired(word))
     }
 
     /// Gives the lock back: to the head of the queue, or to a newcomer if the head does not run.
     ///
     /// # Safety
     ///
-    /// The caller owns the lock.
+    /// The caller owns the lock, by the call that returned `held`.
     #[inline]
-    pub unsafe fn unlock(&self) {
-        self.release(0);
+    pub unsafe fn unlock(&self, held: Held) {
+        self.release(held, 0);
     }
 
     /// Gives the lock to the head of the queue, if there is one, whether it runs or not.
     ///
     /// # Safety
     ///
-    /// The caller owns the lock.
-    pub unsafe fn unlock_fair(&self) {
-        self.release(if active(Mutation::FairIgnored) { 0 } else { FAIR });
+    /// The caller owns the lock, by the call that returned `held`.
+    pub unsafe fn unlock_fair(&self, held: Held) {
+        self.release(held, if active(Mutation::FairIgnored) { 0 } else { FAIR });
     }
 
     /// Whether somebody owns the lock; stale at once.
@@ -245,29 +250,35 @@ impl<P: Platform> PreemptableTicketLock<P> {
 
     /// Acquire on success: pairs with (R), and for the head with (O); what the word held before is Relaxed.
     #[inline]
-    fn change(&self, from: Word, to: Word) -> Result<(), Word> {
-        self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).map(drop).map_err(Word)
+    fn change(&self, from: Word, to: Word) -> Result<Word, Word> {
+        self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).map(|_| to).map_err(Word)
     }
 
     /// A newcomer's way in.
     #[inline]
-    fn take(&self, word: Word) -> Result<(), Word> {
+    fn take(&self, word: Word) -> Result<Word, Word> {
         // Acquire: pairs with (R).
         let order = if active(Mutation::AcquireRelaxed) { Ordering::Relaxed } else { Ordering::Acquire };
-        self.word.compare_exchange(word.0, word.taken().0, order, Ordering::Relaxed).map(drop).map_err(Word)
+        let taken = word.taken();
+        self.word.compare_exchange(word.0, taken.0, order, Ordering::Relaxed).map(|_| taken).map_err(Word)
     }
 
     #[inline]
-    fn acquired(&self) {
+    fn acquired(&self, word: Word) -> Held {
         if !P::guest().is_native() {
             self.holder.store(VcpuId::encode(P::current()) as u32, Ordering::Relaxed);
         }
+        Held(word)
     }
 
     #[inline]
-    fn release(&self, fair: u64) {
+    fn release(&self, held: Held, fair: u64) {
         let order = if active(Mutation::ReleaseRelaxed) { Ordering::Relaxed } else { Ordering::Release };
-        let mut word = self.load(Ordering::Relaxed);
+        // Most likely nobody has drawn or halted since. A load would fetch the cache line only to fetch it again for writing.
+        let Held(mut word) = held;
+        if active(Mutation::ReleaseByStore) {
+            word = self.load(Ordering::Relaxed);
+        }
         loop {
             let fair = if word.queue_is_empty() { 0 } else { fair };
             let kept = if active(Mutation::NoKick) { word.0 & HALTED } else { 0 };
@@ -300,26 +311,28 @@ impl<P: Platform> PreemptableTicketLock<P> {
 
     #[cold]
     #[inline(never)]
-    fn wait(&self, drawn: impl FnOnce(u32)) -> Option<u32> {
+    fn wait(&self, drawn: impl FnOnce(u32)) -> Word {
         let budget = Budget::<P>::new();
-        let ticket = if self.wait_without_ticket(&budget) { None } else { self.draw() };
-        if let Some(ticket) = ticket {
-            drawn(ticket);
-            self.wait_in_queue(ticket, &budget);
-        }
+        let word = match self.wait_without_ticket(&budget).map_or_else(|| self.draw(), Ok) {
+            Ok(word) => word,
+            Err(ticket) => {
+                drawn(ticket);
+                self.wait_in_queue(ticket, &budget)
+            }
+        };
         budget.learn();
-        ticket
+        word
     }
 
-    /// Spins as a newcomer for the budget; true if that got the lock.
-    fn wait_without_ticket(&self, budget: &Budget<P>) -> bool {
+    /// Spins as a newcomer for the budget; the word if that got the lock.
+    fn wait_without_ticket(&self, budget: &Budget<P>) -> Option<Word> {
         let deadline = budget.began().wrapping_add(budget.ticks());
         let mut silence = Silence::since(budget.began());
         let mut word = self.load(Ordering::Relaxed);
         loop {
             if word.is_open() {
                 match self.take(word) {
-                    Ok(()) => return true,
+                    Ok(word) => return Some(word),
                     Err(now) => word = now,
                 }
                 continue;
@@ -328,13 +341,13 @@ impl<P: Platform> PreemptableTicketLock<P> {
             // A free lock that its head leaves alone.
             if silence.lasts(word, now) && !word.is(FAIR) {
                 match self.change(word, Word(word.0 | AWAY).taken()) {
-                    Ok(()) => return true,
+                    Ok(word) => return Some(word),
                     Err(now) => word = now,
                 }
                 continue;
             }
             if now.wrapping_sub(deadline) as i64 >= 0 || (word.is(LOCKED) && budget.is_vain(self.holder())) {
-                return false;
+                return None;
             }
             word = self.wait_while(word, now, deadline);
         }
@@ -347,38 +360,39 @@ impl<P: Platform> PreemptableTicketLock<P> {
         Word(P::wait_while(&self.word, word.0, until))
     }
 
-    /// Draws a ticket, unless the lock can be taken instead: then `None`, and it is ours.
-    fn draw(&self) -> Option<u32> {
+    /// Draws a ticket, unless the lock can be taken instead: then the word, and it is ours.
+    fn draw(&self) -> Result<Word, u32> {
         let mut word = self.load(Ordering::Relaxed);
         loop {
             let open = word.is_open();
             match self.change(word, if open { word.taken() } else { word.drawn() }) {
-                Ok(()) => return if open { None } else { Some(word.next()) },
+                Ok(taken) => return if open { Ok(taken) } else { Err(word.next()) },
                 Err(now) => word = now,
             }
         }
     }
 
-    fn wait_in_queue(&self, ticket: u32, budget: &Budget<P>) {
+    /// Waits with a ticket until the lock is ours.
+    fn wait_in_queue(&self, ticket: u32, budget: &Budget<P>) -> Word {
         let word = self.load(Ordering::Relaxed);
         let mut waiter = Waiter::<P>::begin(self.id(), ticket, self.holder(), word.serving() == ticket);
-        loop {
+        let word = loop {
             let distance = ticket.wrapping_sub(self.load(Ordering::Relaxed).serving()) & TICKET_MASK as u32;
             let patience = if waiter.is_some() { patience(budget.ticks(), distance) } else { budget.ticks() };
-            if self.spin_in_queue(ticket, patience) {
-                break;
+            if let Some(word) = self.spin_in_queue(ticket, patience) {
+                break word;
             }
             let Some(waiter) = &mut waiter else { continue };
             waiter.holder_is(self.holder());
             let is_head = self.load(Ordering::Relaxed).serving() == ticket;
             waiter.halt(is_head, |me| if is_head { self.announce_head(me) } else { self.announce(ticket) });
-        }
+        };
         drop(waiter);
-        self.note_successor(ticket.wrapping_add(1) & TICKET_MASK as u32);
+        self.note_successor(word)
     }
 
-    /// Spins with a ticket; true once the lock is ours.
-    fn spin_in_queue(&self, ticket: u32, patience: u64) -> bool {
+    /// Spins with a ticket for so many ticks; the word if that got the lock.
+    fn spin_in_queue(&self, ticket: u32, patience: u64) -> Option<Word> {
         let now = P::ticks();
         let deadline = now.wrapping_add(patience);
         let mut silence = Silence::since(now);
@@ -403,14 +417,14 @@ impl<P: Platform> PreemptableTicketLock<P> {
             };
             if let Some(changed) = change {
                 match self.change(word, changed) {
-                    Ok(()) if changed.is(LOCKED) && !word.is(LOCKED) => return true,
-                    Ok(()) => word = changed,
+                    Ok(changed) if changed.is(LOCKED) && !word.is(LOCKED) => return Some(changed),
+                    Ok(changed) => word = changed,
                     Err(now) => word = now,
                 }
                 continue;
             }
             if now.wrapping_sub(deadline) as i64 >= 0 {
-                return false;
+                return None;
             }
             word = self.wait_while(word, now, deadline);
         }
@@ -421,7 +435,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
         let mut word = self.load(Ordering::Relaxed);
         while word.is(LOCKED) || active(Mutation::HeadHaltsOnFree) {
             match self.change(word, word.halted(me)) {
-                Ok(()) => return true,
+                Ok(_) => return true,
                 Err(now) => word = now,
             }
         }
@@ -436,20 +450,21 @@ impl<P: Platform> PreemptableTicketLock<P> {
         Word(self.word.fetch_or(0, Ordering::AcqRel)).serving() != ticket
     }
 
-    /// The head that was served looks for the new one, which may have halted before it was the head.
-    fn note_successor(&self, successor: u32) {
-        let mut word = self.load(Ordering::Relaxed);
+    /// The head that was served looks for the new one, which may have halted before it was the head. Returns the word as it
+    /// is then.
+    fn note_successor(&self, mut word: Word) -> Word {
         if word.queue_is_empty() || active(Mutation::NoSuccessorLookup) {
-            return;
+            return word;
         }
-        let Some((vcpu, WaitState::Halting)) = Waiter::<P>::find(P::guest(), self.id(), successor) else { return };
+        let Some((vcpu, WaitState::Halting)) = Waiter::<P>::find(P::guest(), self.id(), word.serving()) else { return word };
         // We own the lock, so `serving` stays; the new head may have woken up and noted itself.
         while !word.is(HALTED) {
             match self.change(word, word.halted(vcpu)) {
-                Ok(()) => return,
+                Ok(noted) => return noted,
                 Err(now) => word = now,
             }
         }
+        word
     }
 }
 
@@ -502,32 +517,32 @@ fn kick<P: Platform>(vcpu: Option<VcpuId>) {
 // pairs with the Acquire of that compare-exchange.
 unsafe impl<P: Platform> RawLock for PreemptableTicketLock<P> {
     type Platform = P;
-    type Token = ();
+    type Token = Held;
 
     #[cfg(not(pvlock_loom))]
     #[allow(clippy::declare_interior_mutable_const, reason = "an initial value, copied into each lock")]
     const INIT: Self = Self::new();
 
     #[inline]
-    fn lock(&self) {
-        self.lock();
+    fn lock(&self) -> Held {
+        self.lock()
     }
 
     #[inline]
-    fn try_lock(&self) -> Option<()> {
-        self.try_lock().then_some(())
+    fn try_lock(&self) -> Option<Held> {
+        self.try_lock()
     }
 
     #[inline]
-    unsafe fn unlock(&self, (): ()) {
+    unsafe fn unlock(&self, held: Held) {
         // SAFETY: the caller's contract is the same.
-        unsafe { self.unlock() }
+        unsafe { self.unlock(held) }
     }
 
     #[inline]
-    unsafe fn unlock_fair(&self, (): ()) {
+    unsafe fn unlock_fair(&self, held: Held) {
         // SAFETY: the caller's contract is the same.
-        unsafe { self.unlock_fair() }
+        unsafe { self.unlock_fair(held) }
     }
 
     fn is_locked(&self) -> bool {

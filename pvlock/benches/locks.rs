@@ -175,10 +175,10 @@ impl<P: Platform> Lock for PreemptableTicketLock<P> {
 
     #[inline]
     fn hold(&self, section: impl FnOnce()) {
-        self.lock();
+        let held = self.lock();
         section();
         // SAFETY: the `lock` above took the lock.
-        unsafe { self.unlock() };
+        unsafe { self.unlock(held) };
     }
 }
 

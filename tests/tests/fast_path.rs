@@ -96,14 +96,14 @@ probes! {
         unsafe { lock.unlock(ticket) };
     };
     preemptable_native: PreemptableTicketLock<Native> = PreemptableTicketLock::new(), |lock| {
-        lock.lock();
+        let held = lock.lock();
         // SAFETY: locked in the line above.
-        unsafe { lock.unlock() };
+        unsafe { lock.unlock(held) };
     };
     preemptable_paravirtual: PreemptableTicketLock<Paravirtual> = PreemptableTicketLock::new(), |lock| {
-        lock.lock();
+        let held = lock.lock();
         // SAFETY: locked in the line above.
-        unsafe { lock.unlock() };
+        unsafe { lock.unlock(held) };
     };
 }
 
