@@ -1,7 +1,8 @@
 //! The header: who speaks what, and the host's settings for the whole VM.
 
+use crate::const_unless_loom;
 use crate::offset::header;
-use crate::sync::{AtomicU64, const_unless_loom};
+use crate::sync::AtomicU64;
 use crate::{ABI_VERSION, CACHE_LINE, MAGIC, MAX_VCPUS, RECORD_STRIDE};
 
 /// One cache line at the start of the region. The guest writes the first four words before it registers and leaves them

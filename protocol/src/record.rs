@@ -1,8 +1,9 @@
 //! One vCPU's record.
 
 use crate::offset::record;
-use crate::sync::{AtomicU64, Ordering, array, const_unless_loom};
+use crate::sync::{AtomicU64, Ordering};
 use crate::{SlotIndex, WAIT_SLOTS, WaitSlot};
+use crate::{array, const_unless_loom};
 
 /// The record of one vCPU: a line of wait slots and a control line that the guest writes, two lines that the host writes.
 #[derive(Debug)]

@@ -1,8 +1,9 @@
 //! The region: a header and the records behind it.
 
 use crate::offset::header;
-use crate::sync::{AtomicU64, array, const_unless_loom};
+use crate::sync::AtomicU64;
 use crate::{Features, Header, RECORD_STRIDE, Record, VcpuId};
+use crate::{array, const_unless_loom};
 
 /// Bytes in a page; a region starts on one, because its address is registered as a page frame number.
 pub const PAGE_SIZE: usize = 4096;

@@ -16,8 +16,9 @@
 //!   and the pair is refused unless the same lock was published again, which is harmless. With a Relaxed store (W) the last
 //!   load could still return the old id and pair it with the new word.
 
+use crate::const_unless_loom;
 use crate::mutation::{Mutation, active};
-use crate::sync::{AtomicU64, Ordering, const_unless_loom};
+use crate::sync::{AtomicU64, Ordering};
 use crate::{LockId, VcpuId};
 
 /// What a waiter is doing.

@@ -8,6 +8,8 @@ pub use loom::sync::atomic::AtomicU64;
 pub use core::sync::atomic::Ordering;
 
 /// A `const fn` outside loom, whose atomics cannot be made at compile time.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! const_unless_loom {
     ($(#[$meta:meta])* $vis:vis const fn $($rest:tt)*) => {
         #[cfg(not(pvlock_loom))]
@@ -18,9 +20,10 @@ macro_rules! const_unless_loom {
         $vis fn $($rest)*
     };
 }
-pub(crate) use const_unless_loom;
 
 /// An array of equal elements, made at compile time outside loom.
+#[doc(hidden)]
+#[macro_export]
 macro_rules! array {
     ($element:expr) => {{
         #[cfg(not(pvlock_loom))]
@@ -30,4 +33,3 @@ macro_rules! array {
         array
     }};
 }
-pub(crate) use array;

@@ -57,6 +57,12 @@ const VCPU_SHIFT: u32 = 32;
 /// sooner. Well below the smallest pause-loop window in use (4096 cycles).
 const UNPUBLISHED_SPIN: u64 = 1 << 10;
 
+/// PAUSEs between two looks at the word for each place further back than the next: about what a hand-over of a short section
+/// takes (a few hundred cycles; a PAUSE takes 10 to 140).
+const RELAX_PER_PLACE: u32 = 4;
+/// Places that count for this: a hand-over must not go unseen for long where many vCPUs run.
+const MOST_PLACES: u32 = 16;
+
 /// A place in the queue, needed to release the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ticket(u32);
@@ -288,6 +294,12 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
         let mut now = word.load(Ordering::Acquire);
         while serving(now) != ticket {
             let before = now;
+            // Who is n places back is not served before n hand-overs: it looks that much more rarely, so that each hand-over
+            // moves the cache line to few waiters.
+            let places = (ticket.wrapping_sub(serving(now)) & Self::MASK) - 1;
+            for _ in 0..places.min(MOST_PLACES) * RELAX_PER_PLACE {
+                P::relax();
+            }
             now = P::wait_while(word, before, deadline);
             if serving(now) != serving(before) {
                 handed_over(self);
