@@ -193,11 +193,11 @@ pub fn summary(plan: &Plan, report: &Report) -> String {
     {
         let _ = writeln!(
             text,
-            "At {}x overcommit `{}` makes {:.1} times the acquisitions of `spin-ticket`: its waiters halt instead of spinning\n\
+            "At {}x overcommit `{}` makes {} times the acquisitions of `spin-ticket`: its waiters halt instead of spinning\n\
              while the vCPU whose turn it is waits for a CPU.",
             ours.overcommit,
             ours.lock,
-            ours.ops_per_s / plain.ops_per_s
+            few(ours.ops_per_s / plain.ops_per_s)
         );
     }
     if report.interrupted {
