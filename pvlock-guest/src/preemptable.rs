@@ -312,6 +312,13 @@ impl<P: Platform> PreemptableTicketLock<P> {
     #[cold]
     #[inline(never)]
     fn wait(&self, drawn: impl FnOnce(u32)) -> Word {
+        // While the head is away, which takes a scheduler's time, newcomers come this way though they need not wait.
+        let word = self.load(Ordering::Relaxed);
+        if word.is_open()
+            && let Ok(taken) = self.take(word)
+        {
+            return taken;
+        }
         let budget = Budget::<P>::new();
         let word = match self.wait_without_ticket(&budget).map_or_else(|| self.draw(), Ok) {
             Ok(word) => word,
@@ -376,16 +383,18 @@ impl<P: Platform> PreemptableTicketLock<P> {
     fn wait_in_queue(&self, ticket: u32, budget: &Budget<P>) -> Word {
         let word = self.load(Ordering::Relaxed);
         let mut waiter = Waiter::<P>::begin(self.id(), ticket, self.holder(), word.serving() == ticket);
+        let mut may_halt = waiter.is_some();
         let word = loop {
             let distance = ticket.wrapping_sub(self.load(Ordering::Relaxed).serving()) & TICKET_MASK as u32;
-            let patience = if waiter.is_some() { patience(budget.ticks(), distance) } else { budget.ticks() };
+            // Who cannot halt has no use for a patience that is over at once: it would look without a pause.
+            let patience = if may_halt { patience(budget.ticks(), distance) } else { budget.ticks() };
             if let Some(word) = self.spin_in_queue(ticket, patience) {
                 break word;
             }
             let Some(waiter) = &mut waiter else { continue };
             waiter.holder_is(self.holder());
             let is_head = self.load(Ordering::Relaxed).serving() == ticket;
-            waiter.halt(is_head, |me| if is_head { self.announce_head(me) } else { self.announce(ticket) });
+            may_halt = waiter.halt(is_head, |me| if is_head { self.announce_head(me) } else { self.announce(ticket) });
         };
         drop(waiter);
         self.note_successor(word)
