@@ -41,13 +41,13 @@ reasons! {
         PreviousRunning,
         /// Pause loop: nobody can tell whether the awaited vCPU runs, and the driver cannot yield.
         Unknown,
-        /// Pause loop: no vCPU of this VM waits for a CPU.
+        /// Pause loop: no vCPU of this VM waits for a CPU, or those ahead sleep and the driver cannot yield.
         NoCandidate,
         /// Pause loop: the driver cannot yield.
         CannotYield,
         /// Pause loop: the awaited vCPU sleeps, by a chain of queues, on this one.
         Circle,
-        /// Pause loop: the awaited vCPU is at the end of a chain of sleepers that is long enough.
+        /// Pause loop: the awaited vCPU is at the end of a chain of sleepers that is long enough, and the driver cannot yield.
         ChainTooLong,
     }
 }
@@ -63,6 +63,10 @@ reasons! {
         Throttled,
         /// The driver has no directed yield.
         NotDirected,
+        /// Those ahead sleep: a CPU would be of no use to them, nor is it to this one.
+        Asleep,
+        /// The awaited vCPU is at the end of a chain of sleepers that is long enough.
+        ChainTooLong,
     }
 }
 

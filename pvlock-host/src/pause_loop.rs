@@ -193,7 +193,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             Ahead::OffCpu(target, why) => self.boost(vcpu, target, why, now, scheduler),
             Ahead::Running(why) => resume(why),
             Ahead::Sleeping | Ahead::Unknown | Ahead::Unpublished if idle => resume(Resume::Undercommit),
-            Ahead::Sleeping => resume(Resume::NoCandidate),
+            Ahead::Sleeping => Self::plain(scheduler, Yield::Asleep, Resume::NoCandidate),
             Ahead::Unknown => Self::plain(scheduler, Yield::Unknown, Resume::Unknown),
             Ahead::Unpublished => self.in_turn(vcpu, now, scheduler),
         }
@@ -242,7 +242,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             Placement::Preempted | Placement::Sleeping => {}
         }
         if self.queues().chain_reaches(owner, self.config.policy.chain as usize) {
-            return resume(Resume::ChainTooLong);
+            return Self::plain(scheduler, Yield::ChainTooLong, Resume::ChainTooLong);
         }
         if !own.may_park() {
             return resume(Resume::NotParking);
@@ -304,7 +304,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     fn learn(&self, vcpu: VcpuId, backlog: Option<u32>, decision: Decision, now: u64, waker: &impl Waker) {
         let seen = match decision {
             _ if backlog.is_some_and(|others| others > 0) => Seen::Overcommit,
-            Decision::Boost(_) | Decision::Park(_) | Decision::Yield(Yield::NotDirected) => Seen::Overcommit,
+            Decision::Boost(_) | Decision::Park(_) => Seen::Overcommit,
+            Decision::Yield(Yield::NotDirected | Yield::Asleep | Yield::ChainTooLong) => Seen::Overcommit,
             Decision::Resume(Resume::Undercommit | Resume::HolderRunning | Resume::PreviousRunning) => Seen::NothingToDo,
             _ if backlog == Some(0) => Seen::NothingToDo,
             Decision::Resume(Resume::NoCandidate) => Seen::NothingToDo,

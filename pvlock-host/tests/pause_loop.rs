@@ -35,7 +35,7 @@ fn row_33_each_policy_decides_by_who_is_off_cpu() {
         (DirectedYield, &[2], &[], waits_for(9, Some(2), None), B(Boost::Predecessor)),
         (DirectedYield, &[3], &[], waits_for(9, Some(2), Some(1)), R(Resume::HolderRunning)),
         (DirectedYield, &[3], &[], waits_for(9, Some(2), None), R(Resume::PreviousRunning)),
-        (DirectedYield, &[1, 2], &[1, 2], waits_for(9, Some(2), Some(1)), R(Resume::NoCandidate)),
+        (DirectedYield, &[1, 2], &[1, 2], waits_for(9, Some(2), Some(1)), Y(Yield::Asleep)),
         // Nothing published, or nonsense: in turn.
         (DirectedYield, &[3], &[], nobody, B(Boost::RoundRobin)),
         (DirectedYield, &[3], &[], halting(), B(Boost::RoundRobin)),
@@ -127,7 +127,7 @@ fn the_nearest_waiter_ahead_is_found_through_the_records_and_no_further_than_all
     // Kicked, and not yet on a CPU: it waits for one.
     let machine = Machine::new(config(PauseLoop::DirectedYield), 4);
     machine.rig.sleep(1, behind(1, 8, 3), Some(3));
-    assert_eq!(machine.decide(0, waits_for(9, Some(1), None)), R(Resume::NoCandidate), "asleep");
+    assert_eq!(machine.decide(0, waits_for(9, Some(1), None)), Y(Yield::Asleep), "asleep");
     machine.rig.kick(3, 1);
     assert_eq!(machine.decide(0, waits_for(9, Some(1), None)), B(Boost::Predecessor));
 }

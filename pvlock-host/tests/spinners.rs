@@ -4,10 +4,10 @@
 mod common;
 use common::machine::*;
 use common::*;
-use pvlock_host::Decision::{Park as P, Resume as R};
+use pvlock_host::Decision::{Park as P, Resume as R, Yield as Y};
 use pvlock_host::hypercalls::{Doorbell, Status};
 use pvlock_host::protocol::{Wait, WaitState};
-use pvlock_host::{Config, Decision, Limits, Park, PauseLoop, Queue, Rate, Resume, Sleep, SleepKind, Unpark, Verdict};
+use pvlock_host::{Config, Decision, Limits, Park, PauseLoop, Queue, Rate, Resume, Sleep, SleepKind, Unpark, Verdict, Yield};
 use std::sync::atomic::Ordering::SeqCst;
 
 #[test]
@@ -142,7 +142,7 @@ fn row_10_a_chain_of_sleepers_grows_no_longer_than_allowed() {
         let parked = (1..10)
             .take_while(|&id| {
                 let decision = machine.decide(id, waits_for(id as u32, Some(id - 1), None));
-                assert!(decision == P(Sleep::OnPrevious) || decision == R(Resume::ChainTooLong), "{decision}");
+                assert!(decision == P(Sleep::OnPrevious) || decision == Y(Yield::ChainTooLong), "{decision}");
                 decision == P(Sleep::OnPrevious)
             })
             .count();
