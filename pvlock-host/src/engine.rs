@@ -230,7 +230,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             match enqueued {
                 Enqueued::Queued => Counters::count(&own.counters.queued),
                 Enqueued::Circle => Counters::count(&own.counters.cycles),
-                Enqueued::NoQueue | Enqueued::Running => {}
+                Enqueued::NoQueue | Enqueued::WouldStrand => {}
             }
             enqueued == Enqueued::Queued
         });
@@ -292,8 +292,17 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.resumed(vcpu, waker);
     }
 
-    /// `vcpu` no longer runs, without being parked.
+    /// `vcpu` no longer runs, though it would if it had a CPU. (Harmless if it is parked.)
     pub fn scheduled_out(&self, vcpu: VcpuId) {
+        self.publish(vcpu, Some(RunState::NotRunning));
+        if let Some(own) = self.vcpu(vcpu).filter(|own| own.parked().is_none()) {
+            own.queue.lock().preempted = true;
+        }
+    }
+
+    /// `vcpu` no longer runs, as it waits for something that the engine does not know: an interrupt, an exit's completion.
+    /// Nobody is parked at a pause-loop exit until it runs, as that may depend on who would be parked.
+    pub fn idle(&self, vcpu: VcpuId) {
         self.publish(vcpu, Some(RunState::NotRunning));
     }
 
@@ -325,6 +334,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         let seen = if active(Mutation::RegionSeenUnlocked) { self.registered() } else { None };
         let mut list = own.queue.lock();
         list.run_state = state.unwrap_or(list.run_state);
+        list.preempted &= state.is_none();
         self.policies.set_run_state(vcpu, list.run_state);
         if let Some(region) = seen.or_else(|| self.registered()) {
             region.set_run_state(vcpu, list.run_state);

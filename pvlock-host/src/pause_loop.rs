@@ -6,12 +6,15 @@
 //! # A sleeper whom nobody will kick
 //!
 //! A vCPU that is parked here has not announced itself to the lock's releaser. So it sleeps only while the vCPU it waits for
-//! is off-CPU, and the end of that has to wake it. Both sides take the lock of that vCPU's queue:
+//! is off-CPU, and the end of that has to wake it; and only if that end cannot depend on the sleeper itself: the other is
+//! preempted, or sleeps for the same lock with the ticket before. (A hint may be stale. A vCPU that held the lock when the hint
+//! was written may sleep by now, in line behind the spinner: to sleep until it runs would be to sleep for good.) Both sides
+//! take the lock of that vCPU's queue:
 //!
 //! ```text
 //! spinner                                    the vCPU it waits for (or who resets it, or takes it offline)
 //!   word := PARKED                             under the lock: run state := running (or: offline)
-//!   under the lock: off-CPU and online?        under the lock, until there is none: take one spinner off
+//!   under the lock: off-CPU, online, safe?     under the lock, until there is none: take one spinner off
 //!     then onto the queue                        wake it
 //! ```
 //!
@@ -268,11 +271,14 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
                     Some(Resume::Circle)
                 }
                 Enqueued::NoQueue => Some(Resume::NotParking),
-                Enqueued::Running if self.policies.run_state(owner) == RunState::Unknown => {
+                Enqueued::WouldStrand => {
                     own.unpark();
-                    return Self::plain(scheduler, Yield::Unknown, Resume::Unknown);
+                    return match self.policies.run_state(owner) {
+                        RunState::Running => resume(running),
+                        RunState::NotRunning => Self::plain(scheduler, Yield::Asleep, Resume::NoCandidate),
+                        RunState::Unknown => Self::plain(scheduler, Yield::Unknown, Resume::Unknown),
+                    };
                 }
-                Enqueued::Running => Some(running),
             }
         };
         if let Some(why) = refused {

@@ -33,6 +33,8 @@ pub(crate) struct List {
     spun: Lane,
     /// As last published, or to be published at the next REGISTER.
     pub(crate) run_state: RunState,
+    /// It is off-CPU because the scheduler has taken its CPU away, and not because it waits for something.
+    pub(crate) preempted: bool,
 }
 
 /// The sleepers of one kind.
@@ -53,7 +55,7 @@ pub(crate) enum Kind {
 }
 
 impl List {
-    pub(crate) const EMPTY: Self = Self { halted: Lane::EMPTY, spun: Lane::EMPTY, run_state: RunState::Unknown };
+    pub(crate) const EMPTY: Self = Self { halted: Lane::EMPTY, spun: Lane::EMPTY, run_state: RunState::Unknown, preempted: false };
 
     fn lane(&mut self, kind: Kind) -> &mut Lane {
         match kind {
@@ -102,6 +104,18 @@ impl Link {
         if self.spun.load(Ordering::Relaxed) == 0 { Kind::Halted } else { Kind::Spun }
     }
 
+    /// Whether a spinner may sleep until the owner of `list` and `owner` runs: that must not depend, by whatever locks, on the
+    /// spinner itself.
+    ///
+    /// A preempted vCPU runs when its scheduler says so. One that sleeps in the engine runs when it is kicked: certainly before
+    /// the spinner is served if it waits for the same lock with the ticket before; but if the hint is stale, it may wait for
+    /// the spinner. What it waits for was noted by its own thread before it was marked as not running, and stays.
+    fn may_await(&self, list: &List, owner: &Self) -> bool {
+        let ticket = self.ticket.load(Ordering::Relaxed).wrapping_sub(1);
+        let is_before = owner.waits_for(self.lock.load(Ordering::Relaxed)) && owner.ticket.load(Ordering::Relaxed) == ticket;
+        list.run_state == RunState::NotRunning && (list.preempted || is_before)
+    }
+
     /// Whether this one waits for `lock` with a ticket after `ticket`; tickets wrap.
     fn is_after(&self, lock: u64, ticket: u32) -> bool {
         self.waits_for(lock) && self.ticket.load(Ordering::Relaxed).wrapping_sub(ticket) as i32 > 0
@@ -120,8 +134,8 @@ pub(crate) enum Enqueued {
     Circle,
     /// The owner is offline, or not a vCPU of this VM.
     NoQueue,
-    /// The sleeper spun, and the owner is not known to be off-CPU.
-    Running,
+    /// The sleeper spun, and the owner's return is not certain to come before the sleeper is needed.
+    WouldStrand,
 }
 
 /// All vCPUs of an engine, as far as queues go.
@@ -145,8 +159,8 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                 return Enqueued::NoQueue;
             }
             // Under the lock as well: the owner is marked running under it before its queue is drained.
-            if kind == Kind::Spun && list.run_state != RunState::NotRunning {
-                return Enqueued::Running;
+            if kind == Kind::Spun && !vcpu.link.may_await(&list, &target.link) {
+                return Enqueued::WouldStrand;
             }
             vcpu.link.spun.store((kind == Kind::Spun).into(), Ordering::Relaxed);
             let list = list.lane(kind);

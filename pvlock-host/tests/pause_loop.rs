@@ -45,6 +45,7 @@ fn row_33_each_policy_decides_by_who_is_off_cpu() {
         (DirectedYield, &[3], &[3], nobody, R(Resume::NoCandidate)),
         // Parked only while the awaited one is off-CPU, whoever else is.
         (ParkOnHolder, &[1], &[], waits_for(9, Some(2), Some(1)), P(Sleep::OnHolder)),
+        // A scheduler that calls a preempted vCPU asleep: what was reported counts.
         (ParkOnHolder, &[1], &[1], waits_for(9, Some(2), Some(1)), P(Sleep::OnHolder)),
         (ParkOnHolder, &[2, 3], &[], waits_for(9, Some(2), Some(1)), R(Resume::HolderRunning)),
         (ParkOnHolder, &[3], &[], waits_for(9, Some(2), None), B(Boost::RoundRobin)),

@@ -6,7 +6,6 @@ use common::machine::*;
 use common::*;
 use pvlock_host::Decision::{Park as P, Resume as R, Yield as Y};
 use pvlock_host::hypercalls::{Doorbell, Status};
-use pvlock_host::protocol::{Wait, WaitState};
 use pvlock_host::{Config, Decision, Limits, Park, PauseLoop, Queue, Rate, Resume, Sleep, SleepKind, Unpark, Verdict, Yield};
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -90,6 +89,7 @@ fn row_16_row_18_kicks_and_interrupts_end_a_spinners_sleep_and_are_not_used_up()
     machine.rig.unparked(0, Unpark::Woken);
     assert_eq!(machine.rig.engine.statistics().interrupted, 1);
     assert_eq!(machine.decide(0, wait), P(Sleep::OnHolder), "it was in the guest since, which has taken it if it could");
+    assert_eq!(machine.asleep().len(), 1, "nor does what is left of it for a halt end the sleep");
     machine.rig.engine.pause(&machine);
     machine.rig.unparked(0, Unpark::Woken);
     machine.rig.engine.resume();
@@ -105,29 +105,54 @@ fn row_16_row_18_kicks_and_interrupts_end_a_spinners_sleep_and_are_not_used_up()
 
 #[test]
 fn row_14_nobody_is_parked_on_itself_or_in_a_circle() {
+    /// Who has halted behind whom, all with the ticket before that of the next, and behind whom vCPU 0 spins.
+    type Case = (&'static [(usize, usize)], usize, Decision);
+    let cases: [Case; 5] = [
+        (&[], 0, R(Resume::NoCandidate)),
+        (&[(1, 0)], 1, R(Resume::Circle)),
+        (&[(2, 0), (1, 2)], 1, R(Resume::Circle)),
+        (&[(2, 3), (1, 2)], 1, P(Sleep::OnPrevious)),
+        (&[(2, 3), (1, 2)], 3, R(Resume::PreviousRunning)),
+    ];
+    for (halted, on, decision) in cases {
+        let machine = Machine::new(config(PauseLoop::ParkOnPrevious), 4);
+        for (ticket, &(id, on)) in halted.iter().enumerate() {
+            machine.rig.sleep(id, behind(1, ticket as u32, on), Some(on));
+        }
+        let wait = waits_for(halted.len() as u32, Some(on), None);
+        assert_eq!(machine.decide(0, wait), decision, "{halted:?} {on}");
+        assert_eq!(machine.asleep().len(), halted.len() + usize::from(decision == P(Sleep::OnPrevious)));
+        assert_eq!(machine.rig.engine.statistics().cycles, u64::from(decision == R(Resume::Circle)));
+    }
+}
+
+#[test]
+fn a_stale_hint_does_not_park_anybody_on_who_may_wait_for_it() {
+    // vCPU 1 sleeps or is away in some way; vCPU 0 spins with ticket 5 for lock 1, and its hint says vCPU 1.
+    type Case = (&'static str, fn(&Machine), bool);
+    let cases: [Case; 7] = [
+        ("preempted", |machine| machine.off_cpu(1), true),
+        ("halted right before", |machine| machine.rig.sleep(1, waits(1, 4), None), true),
+        ("halted behind", |machine| machine.rig.sleep(1, waits(1, 6), None), false),
+        ("halted further ahead: not the one before", |machine| machine.rig.sleep(1, waits(1, 3), None), false),
+        ("halted for another lock, perhaps one that vCPU 0 holds", |machine| machine.rig.sleep(1, waits(2, 4), None), false),
+        ("idle, perhaps until vCPU 0 sends an interrupt", |machine| machine.rig.engine.idle(vcpu(1)), false),
+        (
+            "halted behind, and its CPU was taken away, as the scheduler says",
+            |machine| {
+                machine.rig.sleep(1, waits(1, 6), None);
+                machine.off_cpu(1);
+            },
+            false,
+        ),
+    ];
     for policy in [PauseLoop::ParkOnHolder, PauseLoop::ParkOnPrevious] {
-        let (queue, park, running) = match policy {
-            PauseLoop::ParkOnHolder => (Queue::Holder, P(Sleep::OnHolder), R(Resume::HolderRunning)),
-            _ => (Queue::Previous, P(Sleep::OnPrevious), R(Resume::PreviousRunning)),
-        };
-        /// Who has halted behind whom, and behind whom vCPU 0 spins.
-        type Case = (&'static [(usize, usize)], usize, Decision);
-        let cases: [Case; 5] = [
-            (&[], 0, R(Resume::NoCandidate)),
-            (&[(1, 0)], 1, R(Resume::Circle)),
-            (&[(1, 2), (2, 0)], 1, R(Resume::Circle)),
-            (&[(1, 2), (2, 3)], 1, park),
-            (&[(1, 2), (2, 3)], 3, running),
-        ];
-        for (halted, on, decision) in cases {
-            let machine = Machine::new(Config { queue, ..config(policy) }, 4);
-            let wait = |id: usize, on| waits_for(id as u32, Some(on), Some(on)).unwrap();
-            for &(id, on) in halted {
-                machine.rig.sleep(id, Wait { state: WaitState::Halting, ..wait(id, on) }, Some(on));
-            }
-            assert_eq!(machine.decide(0, Some(wait(0, on))), decision, "{policy:?} {halted:?} {on}");
-            assert_eq!(machine.asleep().len(), halted.len() + usize::from(decision == park));
-            assert_eq!(machine.rig.engine.statistics().cycles, u64::from(decision == R(Resume::Circle)));
+        for (name, away, parks) in cases {
+            let machine = Machine::new(Config { queue: Queue::None, ..config(policy) }, 4);
+            away(&machine);
+            let park = P(if policy == PauseLoop::ParkOnHolder { Sleep::OnHolder } else { Sleep::OnPrevious });
+            let decision = machine.decide(0, waits_for(5, Some(1), Some(1)));
+            assert_eq!(decision, if parks { park } else { Y(Yield::Asleep) }, "{policy:?}: {name}");
         }
     }
 }

@@ -181,8 +181,8 @@ fn row_14_one_that_halts_and_one_that_spins_do_not_sleep_on_each_other() {
     for queue in [Queue::Holder, Queue::Previous] {
         model(move || {
             let rig = Rig::new(2, queue);
-            rig.waits(0, 1, 1, WaitState::Spinning);
-            rig.waits(1, 2, 0, WaitState::Halting);
+            rig.waits(0, 2, 1, WaitState::Spinning);
+            rig.waits(1, 1, 0, WaitState::Halting);
             // Its scheduler is slow to say that it runs; so vCPU 0 may think that it does not.
             rig.vm.scheduled_out(vcpu(1));
             let other = Arc::clone(&rig);
@@ -193,6 +193,28 @@ fn row_14_one_that_halts_and_one_that_spins_do_not_sleep_on_each_other() {
             assert!(queues.iter().filter(|queue| !queue.is_empty()).count() <= 1, "{queues:?}");
         });
     }
+}
+
+/// A hint that goes stale: the one before the spinner is served, and halts again, behind the spinner.
+#[test]
+fn the_one_before_is_served_and_halts_again_behind_the_spinner() {
+    model(|| {
+        let rig = Rig::new(2, Queue::None);
+        rig.waits(0, 5, 1, WaitState::Spinning);
+        rig.waits(1, 4, 1, WaitState::Halting);
+        assert!(rig.halt(1));
+        let other = Arc::clone(&rig);
+        let served = thread::spawn(move || {
+            other.ring(1, Doorbell::Kick(vcpu(1)));
+            other.vm.unparked(vcpu(1), Unpark::Woken, 0, &&*other);
+            other.waits(1, 6, 0, WaitState::Halting);
+            // The kick's latch was used up.
+            assert!(other.halt(1));
+        });
+        let sleeps = rig.spin(0);
+        served.join().unwrap();
+        assert!(!sleeps || rig.was_woken(0), "it sleeps until who waits for it runs");
+    });
 }
 
 /// Two VMs, each with its owner: what ends one owner's absence wakes its own VM's spinner and not the other's.

@@ -159,6 +159,7 @@ fn a_vcpu_that_reports_its_spinning_sleeps_until_the_one_before_it_is_back() {
         let (vm, region) = vm::<3>(spinning("park-on-previous"));
         let asleep = |kind| vm.dump().any(|sleeper| sleeper.kind == kind);
         std::thread::scope(|scope| {
+            region.as_ref().records[1].slot(slot(0)).publish(&waits(1, 4));
             scope.spawn(|| vm.doorbell(vcpu(1)).ring(Doorbell::Halt { slot: slot(0), interrupts: false }.encode()));
             while !asleep(SleepKind::Halted) {
                 std::thread::yield_now();

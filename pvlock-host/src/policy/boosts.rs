@@ -99,13 +99,14 @@ mod tests {
     fn the_pivot_says_where_the_search_begins() {
         /// Pivot, last boosted, who searches, eligible, picked.
         type Case = (Pivot, usize, usize, &'static [usize], Option<usize>);
-        let cases: [Case; 9] = [
+        let cases: [Case; 10] = [
             (Pivot::Own, 5, 2, &[0, 1, 3, 4], Some(3)),
             (Pivot::Own, 5, 2, &[0, 1], Some(0)),
             (Pivot::Own, 3, 7, &[2, 6], Some(2)),
             (Pivot::Own, 3, 2, &[2], None),
             (Pivot::Own, 3, 2, &[], None),
             (Pivot::LastBoosted, 4, 2, &[0, 3, 5], Some(5)),
+            (Pivot::LastBoosted, 4, 2, &[4, 6], Some(6)),
             (Pivot::LastBoosted, 7, 2, &[1, 3], Some(1)),
             (Pivot::LastBoosted, 4, 5, &[5, 6], Some(6)),
             (Pivot::LastBoosted, 4, 5, &[5], None),
@@ -144,6 +145,21 @@ mod tests {
                 had_one.insert(picked);
             }
             prop_assert_eq!(had_one, waiting);
+        }
+    }
+
+    #[test]
+    fn two_who_wait_among_many_take_turns() {
+        for pivot in [Pivot::Own, Pivot::LastBoosted] {
+            let boosts = Boosts::new(20);
+            let turns: std::vec::Vec<_> = (0..100)
+                .map(|_| {
+                    let picked = boosts.pick(pivot, 0, |v| v == 3 || v == 9).unwrap();
+                    boosts.note(0, picked, 0);
+                    picked
+                })
+                .collect();
+            assert!(turns.windows(2).all(|two| two[0] != two[1]), "{pivot:?}: {turns:?}");
         }
     }
 
