@@ -14,7 +14,7 @@ use crate::{GuestMemory, Sleeper};
 use alloc::boxed::Box;
 use crossbeam_utils::CachePadded;
 use pvlock_hypercalls::{Doorbell, Status};
-use pvlock_protocol::{Geometry, PAGE_SIZE, RunState, SlotIndex, VcpuId, Wait};
+use pvlock_protocol::{Geometry, HostFlags, PAGE_SIZE, RunState, SlotIndex, VcpuId, Wait};
 
 /// Bits of [`Engine::stopped`]: nobody parks while one is set.
 const PAUSED: u32 = 1;
@@ -148,7 +148,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         if !self.memory.contains(base, geometry.size() as u64) {
             return Status::OutOfRange;
         }
-        Registered::answer(&self.memory, base, &geometry, &self.config, self.policies.flags.load(Ordering::Relaxed));
+        // A poller that was awake for the guest before is asleep for this one.
+        let flags = HostFlags::from_bits(self.policies.flags.load(Ordering::Relaxed)).without(HostFlags::POLLER).bits();
+        self.policies.flags.store(flags, Ordering::Relaxed);
+        let accepted = Registered::answer(&self.memory, base, &geometry, &self.config, flags);
+        self.policies.accepted.store(accepted.bits(), Ordering::Relaxed);
         self.registration.set(base, &geometry);
         // The records may be those of an earlier registration.
         for vcpu in self.vcpus() {

@@ -24,6 +24,7 @@ mod memory;
 pub mod mutation;
 #[cfg(not(pvlock_loom))]
 mod mutation;
+mod notify;
 mod pause_loop;
 mod policy;
 mod queue;
@@ -44,7 +45,7 @@ pub use event::{Boost, Park, Resume, Sleep, Unpark, Verdict, Waker, Yield};
 #[cfg(not(pvlock_loom))]
 pub use memory::Mapped;
 pub use memory::{GuestMemory, Nested};
-pub use policy::{Actuator, Limits, PauseLoop, Pivot, Policy, Rate, Setting, Undercommit, Window};
+pub use policy::{Actuator, Limits, PauseLoop, Pivot, Policy, Poller, Polling, Rate, Setting, Undercommit, Window};
 pub use pvlock_hypercalls as hypercalls;
 pub use pvlock_protocol as protocol;
 pub use scheduler::{Placement, Scheduler, Unknown, Yields};

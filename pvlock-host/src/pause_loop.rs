@@ -90,7 +90,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.wake_all(waker);
     }
 
-    fn change_flags(&self, change: impl FnOnce(HostFlags) -> HostFlags) {
+    pub(crate) fn change_flags(&self, change: impl FnOnce(HostFlags) -> HostFlags) {
         // Or UNREGISTER could be answered between the question whether a region is registered and the write to it.
         let _registering = self.registering.lock();
         let flags = change(HostFlags::from_bits(self.policies.flags.load(Ordering::Relaxed))).bits();
@@ -335,10 +335,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     }
 
     fn tell(&self, vcpu: VcpuId, dedicated: bool, waker: &impl Waker) {
-        let dedicated_bit = HostFlags::DEDICATED.bits();
-        self.change_flags(|flags| {
-            HostFlags::from_bits(if dedicated { flags.bits() | dedicated_bit } else { flags.bits() & !dedicated_bit })
-        });
+        self.change_flags(|flags| if dedicated { flags.union(HostFlags::DEDICATED) } else { flags.without(HostFlags::DEDICATED) });
         if let Some(own) = self.vcpu(vcpu) {
             Counters::count(&own.counters.mode_switches);
         }

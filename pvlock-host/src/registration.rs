@@ -49,11 +49,14 @@ impl Registration {
 
 impl<M: GuestMemory> Registered<'_, M> {
     /// Answers the guest's header.
-    pub(crate) fn answer(memory: &M, base: u64, geometry: &Geometry, config: &crate::Config, flags: u64) {
+    pub(crate) fn answer(memory: &M, base: u64, geometry: &Geometry, config: &crate::Config, flags: u64) -> Features {
+        let supported = if config.policy.count_kicks { SUPPORTED.union(Features::KICK_WORD) } else { SUPPORTED };
+        let accepted = geometry.features.intersection(supported);
         memory.store(base + header::FLAGS as u64, flags);
         memory.store(base + header::SPIN_BUDGET as u64, config.spin_budget);
         memory.store(base + header::TICK_HZ as u64, config.tick_hz);
-        memory.store(base + header::ACCEPTED as u64, geometry.features.intersection(SUPPORTED).bits());
+        memory.store(base + header::ACCEPTED as u64, accepted.bits());
+        accepted
     }
 
     fn address(&self, vcpu: VcpuId, offset: usize) -> u64 {
@@ -75,6 +78,11 @@ impl<M: GuestMemory> Registered<'_, M> {
     /// What a vCPU publishes of this lock. Twelve loads at most.
     pub(crate) fn wait_for(&self, vcpu: VcpuId, lock: LockId) -> Option<Wait> {
         SlotIndex::all().filter_map(|slot| self.wait(vcpu, slot)).find(|wait| wait.lock == lock)
+    }
+
+    /// How many kicks of a vCPU the guest has counted, if it tells the truth.
+    pub(crate) fn kick_word(&self, vcpu: VcpuId) -> u64 {
+        self.memory.load(self.address(vcpu, record::KICK_WORD))
     }
 
     /// Publishes the host's settings for the VM. The caller keeps others from registering meanwhile.

@@ -93,6 +93,8 @@ counters! {
     served,
     /// Pause-loop exits and PAUSE_LOOP doorbells.
     pause_loops,
+    /// Kicks of this vCPU that a poller found in its record.
+    polled,
     /// Sleeps until the awaited vCPU is scheduled in, that this ended.
     drained,
     /// Sleeps for being over a limit that lasted as long as they should.

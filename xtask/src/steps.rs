@@ -114,7 +114,7 @@ fn tests(workspace: &Workspace) -> Vec<Command> {
 fn loom(workspace: &Workspace) -> Vec<Command> {
     vec![
         workspace.loom("test --release --no-fail-fast --package pvlock-loom-tests"),
-        workspace.loom("test --release --no-fail-fast --package pvlock-host --test spinners_model"),
+        workspace.loom("test --release --no-fail-fast --package pvlock-host --test spinners_model --test poller_model"),
     ]
 }
 

@@ -6,11 +6,13 @@
 
 mod boosts;
 mod limits;
+mod notify;
 mod undercommit;
 mod window;
 
 pub use boosts::Pivot;
 pub use limits::{Limits, Rate};
+pub use notify::{Poller, Polling};
 pub use undercommit::Undercommit;
 pub use window::{Actuator, Setting, Window};
 
@@ -63,6 +65,8 @@ pub struct Policy {
     pub window: Option<Window>,
     /// How often a VM may ring.
     pub limits: Limits,
+    /// Whether a guest may count its kicks in its records while a poller is awake: see `Engine::poller_wakes`.
+    pub count_kicks: bool,
 }
 
 impl Default for Policy {
@@ -76,6 +80,7 @@ impl Default for Policy {
             undercommit: Some(Undercommit::default()),
             window: None,
             limits: Limits::default(),
+            count_kicks: false,
         }
     }
 }
@@ -117,6 +122,10 @@ pub(crate) struct State {
     pub(crate) meters: limits::Meters,
     /// `HostFlags` that the guest sees.
     pub(crate) flags: AtomicU64,
+    /// `Features` that the guest was granted at its last REGISTER.
+    pub(crate) accepted: AtomicU64,
+    /// Each vCPU's kick word, as last seen.
+    kick_words: Box<[AtomicU64]>,
     /// Each vCPU's run state as last reported, one byte each, so that a search passes over 64 of them with one cache line.
     run_states: Box<[AtomicU8]>,
     /// Each vCPU's window in ticks.
@@ -131,6 +140,8 @@ impl State {
             calm: undercommit::Calm::new(),
             meters: limits::Meters::new(),
             flags: AtomicU64::new(config.flags.bits()),
+            accepted: AtomicU64::new(0),
+            kick_words: (0..vcpus).map(|_| AtomicU64::new(0)).collect(),
             run_states: (0..vcpus).map(|_| AtomicU8::new(0)).collect(),
             windows: (0..vcpus).map(|_| AtomicU64::new(window)).collect(),
         }
@@ -153,6 +164,11 @@ impl State {
             };
             place.store(state, Ordering::Relaxed);
         }
+    }
+
+    /// Whether a vCPU's kick word has changed since the last look; notes it.
+    pub(crate) fn kicks_are_news(&self, vcpu: VcpuId, word: u64) -> bool {
+        self.kick_words.get(vcpu.index()).is_some_and(|seen| seen.swap(word, Ordering::Relaxed) != word)
     }
 
     pub(crate) fn window(&self, vcpu: VcpuId) -> u64 {
