@@ -130,13 +130,22 @@ fn row_14_nobody_is_parked_on_itself_or_in_a_circle() {
 fn a_stale_hint_does_not_park_anybody_on_who_may_wait_for_it() {
     // vCPU 1 sleeps or is away in some way; vCPU 0 spins with ticket 5 for lock 1, and its hint says vCPU 1.
     type Case = (&'static str, fn(&Machine), bool);
-    let cases: [Case; 7] = [
+    let cases: [Case; 8] = [
         ("preempted", |machine| machine.off_cpu(1), true),
         ("halted right before", |machine| machine.rig.sleep(1, waits(1, 4), None), true),
         ("halted behind", |machine| machine.rig.sleep(1, waits(1, 6), None), false),
         ("halted further ahead: not the one before", |machine| machine.rig.sleep(1, waits(1, 3), None), false),
         ("halted for another lock, perhaps one that vCPU 0 holds", |machine| machine.rig.sleep(1, waits(2, 4), None), false),
         ("idle, perhaps until vCPU 0 sends an interrupt", |machine| machine.rig.engine.idle(vcpu(1)), false),
+        (
+            "preempted once, and halted behind since",
+            |machine| {
+                machine.off_cpu(1);
+                machine.on_cpu(1);
+                machine.rig.sleep(1, waits(1, 6), None);
+            },
+            false,
+        ),
         (
             "halted behind, and its CPU was taken away, as the scheduler says",
             |machine| {
