@@ -313,14 +313,14 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     /// Marks the vCPU running and serves its queue. Who halts later is not served, even if this vCPU still runs: it has
     /// announced itself to the releaser of its lock.
     fn resumed(&self, vcpu: VcpuId, waker: &impl Waker) {
-        self.publish(
+        let spinners = self.publish(
             vcpu,
             Some(match self.config.run_states {
                 RunStates::Exact => RunState::Running,
                 RunStates::ParkedOnly => RunState::Unknown,
             }),
         );
-        self.drain(vcpu, waker);
+        self.drain(vcpu, spinners, waker);
         for _ in 0..self.vcpus.len().min(self.config.wake_ahead as usize) {
             let Some(sleeper) = self.queues().pop(vcpu, Kind::Halted) else { break };
             if self.wake(sleeper, waker)
@@ -332,8 +332,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     }
 
     /// Notes the vCPU's run state, if it has changed, and publishes it and the counters in its record, if there is one.
-    pub(crate) fn publish(&self, vcpu: VcpuId, state: Option<RunState>) {
-        let Some(own) = self.vcpu(vcpu) else { return };
+    /// Returns how many sleep until it runs.
+    pub(crate) fn publish(&self, vcpu: VcpuId, state: Option<RunState>) -> usize {
+        let Some(own) = self.vcpu(vcpu) else { return 0 };
         // Under this lock, so that UNREGISTER can wait for us; looked up under it for the same reason.
         let seen = if active(Mutation::RegionSeenUnlocked) { self.registered() } else { None };
         let mut list = own.queue.lock();
@@ -347,6 +348,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
                 region.set_spin_budget(vcpu, self.policies.window(vcpu));
             }
         }
+        list.spinners()
     }
 
     // ---- everything else that ends a sleep ---------------------------------------------------------------------------
@@ -425,7 +427,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.wake(vcpu, waker);
         self.queues().dequeue(vcpu);
         // Bounded. Nobody is left if the vCPU is offline: who comes later sees that under the queue's lock.
-        self.drain(vcpu, waker);
+        self.drain(vcpu, self.queues().length(vcpu, Kind::Spun), waker);
         for _ in 0..self.queues().length(vcpu, Kind::Halted) {
             let Some(sleeper) = self.queues().pop(vcpu, Kind::Halted) else { break };
             self.wake(sleeper, waker);

@@ -293,8 +293,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     }
 
     /// Wakes all who sleep until `vcpu` runs. Its run state says that it does, or it is offline: nobody joins them any more.
-    pub(crate) fn drain(&self, vcpu: VcpuId, waker: &impl Waker) {
-        for _ in 0..self.queues().length(vcpu, Kind::Spun) {
+    /// There were `spinners` of them when that became so.
+    pub(crate) fn drain(&self, vcpu: VcpuId, spinners: usize, waker: &impl Waker) {
+        for _ in 0..spinners {
             let Some(sleeper) = self.queues().pop(vcpu, Kind::Spun) else { break };
             if self.wake(sleeper, waker)
                 && let Some(own) = self.vcpu(sleeper)

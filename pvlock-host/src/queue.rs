@@ -57,6 +57,11 @@ pub(crate) enum Kind {
 impl List {
     pub(crate) const EMPTY: Self = Self { halted: Lane::EMPTY, spun: Lane::EMPTY, run_state: RunState::Unknown, preempted: false };
 
+    /// How many sleep until this vCPU runs.
+    pub(crate) fn spinners(&self) -> usize {
+        self.spun.length as usize
+    }
+
     fn lane(&mut self, kind: Kind) -> &mut Lane {
         match kind {
             Kind::Halted => &mut self.halted,

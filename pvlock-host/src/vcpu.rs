@@ -1,7 +1,7 @@
 //! One vCPU as the engine keeps it: a word of latches and reasons to wake, its wait queue, its place on another's.
 
-use crate::mutation::{Mutation, active};
 use crate::dump::SleepKind;
+use crate::mutation::{Mutation, active};
 use crate::queue::{Link, List};
 use crate::statistics::Counters;
 use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering};
