@@ -155,6 +155,8 @@ pub struct Job {
     pub log_capacity: AtomicU64,
     /// Address of the logs, one lock's after the other's.
     pub log_address: AtomicU64,
+    /// Ticks that a waiter spins before it reports it to the host, again and again; 0: never.
+    pub pause_window: AtomicU64,
     /// Doorbell port of the host; 0: there is no host.
     pub port: AtomicU32,
     /// Set by the guest when vCPU 0 has tried to register: 1 + the status.

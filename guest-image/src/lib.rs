@@ -22,6 +22,7 @@ extern crate std;
 pub mod boot;
 pub mod job;
 pub mod locks;
+pub mod pause_loop;
 pub mod pauses;
 pub mod port;
 pub mod work;

@@ -2,16 +2,18 @@
 
 use crate::entry;
 use core::arch::x86_64::_rdtsc;
-use core::sync::atomic::{AtomicU32, Ordering};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use pvlock_guest::hypercalls::{Doorbell, Host, NativeCpuid, Pio, Ring, Transport, discover};
 use pvlock_guest::protocol::{PAGE_SIZE, SlotIndex, VcpuId};
-use pvlock_guest::{Guest, GuestRef, Platform};
+use pvlock_guest::{Guest, GuestRef, Platform, Word};
 use pvlock_guest_image::job::Protected;
-use pvlock_guest_image::{BootPage, CountPauses, Job, job};
+use pvlock_guest_image::{BootPage, CountPauses, Job, job, pause_loop};
 
 static GUEST: Guest<{ job::MAX_VCPUS }> = Guest::new();
 /// The host's doorbell port; 0 before registration or without a host.
 static PORT: AtomicU32 = AtomicU32::new(0);
+/// The job's pause window; 0 before registration or without a host.
+static PAUSE_WINDOW: AtomicU64 = AtomicU64::new(0);
 /// Word of a vCPU's block that says 1 + its number once it takes part.
 const ONLINE_WORD: usize = 1;
 /// Word of a vCPU's block that counts its PAUSEs.
@@ -40,6 +42,12 @@ impl Platform for Machine {
     fn relax() {
         Protected::advance(&entry::vcpu_block().words[PAUSES_WORD]);
         core::hint::spin_loop();
+    }
+
+    #[inline]
+    fn wait_while(word: &Word, value: u64, deadline: u64) -> u64 {
+        let window = PAUSE_WINDOW.load(Ordering::Relaxed);
+        pause_loop::wait_while::<Self>(word, value, deadline, window, || ring(Doorbell::PauseLoop))
     }
 
     fn halt(slot: SlotIndex, interrupts: bool) {
@@ -88,6 +96,7 @@ pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
         assert!(found == port, "CPUID says port {found:#x}, the job {port:#x}");
     }
     PORT.store(port, Ordering::Relaxed);
+    PAUSE_WINDOW.store(job.pause_window.load(Ordering::Relaxed), Ordering::Relaxed);
     let Some(pio) = doorbell() else { return 0 };
     let address = core::ptr::from_ref(GUEST.as_ref().region().header).addr();
     let first = VcpuId::new(0);

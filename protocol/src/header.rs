@@ -61,6 +61,12 @@ macro_rules! bits {
                 Self(self.0 & other.0)
             }
 
+            /// Bits set here and not there.
+            #[inline]
+            pub const fn without(self, other: Self) -> Self {
+                Self(self.0 & !other.0)
+            }
+
             /// Bits set in either.
             #[inline]
             pub const fn union(self, other: Self) -> Self {
@@ -90,6 +96,8 @@ bits! {
         OFF = 0;
         /// Every vCPU has a CPU of its own: halting cannot pay.
         DEDICATED = 1;
+        /// A poller looks at the kick words: see [`RegionRef::announce_kick`](crate::RegionRef::announce_kick).
+        POLLER = 2;
     }
 }
 

@@ -1,8 +1,8 @@
 //! The region: a header and the records behind it.
 
 use crate::offset::header;
-use crate::sync::AtomicU64;
-use crate::{Features, Header, RECORD_STRIDE, Record, VcpuId};
+use crate::sync::{AtomicU64, Ordering, fence};
+use crate::{Features, Header, HostFlags, RECORD_STRIDE, Record, VcpuId};
 use crate::{array, const_unless_loom};
 
 /// Bytes in a page; a region starts on one, because its address is registered as a page frame number.
@@ -65,6 +65,22 @@ impl<'a> RegionRef<'a> {
     #[inline]
     pub fn record(&self, vcpu: VcpuId) -> Option<&'a Record> {
         self.records.get(vcpu.index())
+    }
+
+    /// Guest: counts a kick of `vcpu` in its record if the host says that a poller looks there. Returns whether the KICK
+    /// doorbell must be rung.
+    ///
+    /// The poller may go to sleep meanwhile: it clears [`HostFlags::POLLER`], and looks once more. So the flag is read again
+    /// after the kick was counted; either that sees the flag cleared, or the last look sees the kick.
+    #[inline]
+    pub fn announce_kick(&self, vcpu: VcpuId) -> bool {
+        let polls = || HostFlags::from_bits(self.header.flags.load(Ordering::Relaxed)).contains(HostFlags::POLLER);
+        let Some(record) = self.record(vcpu).filter(|_| polls()) else { return true };
+        // Release: pairs with the host's Acquire load; what the kick is about is visible to the vCPU that it wakes.
+        record.kick_word.fetch_add(1, Ordering::Release);
+        // SeqCst: pairs with the poller's, between clearing the flag and its last look.
+        fence(Ordering::SeqCst);
+        !polls()
     }
 
     /// The word at a byte offset in the region; `None` for reserved words and beyond. This is how a host in the same

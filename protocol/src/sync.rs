@@ -1,9 +1,9 @@
 //! The atomics of this crate: `core`'s, or loom's in a model (`--cfg pvlock_loom`).
 
 #[cfg(not(pvlock_loom))]
-pub use core::sync::atomic::AtomicU64;
+pub use core::sync::atomic::{AtomicU64, fence};
 #[cfg(pvlock_loom)]
-pub use loom::sync::atomic::AtomicU64;
+pub use loom::sync::atomic::{AtomicU64, fence};
 
 pub use core::sync::atomic::Ordering;
 

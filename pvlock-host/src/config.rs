@@ -1,5 +1,6 @@
 //! What the engine is told once, at construction. Policies are values here, not types.
 
+use crate::Policy;
 use pvlock_protocol::HostFlags;
 
 /// On whose wait queue a sleeper is put.
@@ -42,6 +43,8 @@ pub struct Config {
     pub spin_budget: u64,
     /// Frequency of the guest's tick counter in Hz, published; 0 if unknown.
     pub tick_hz: u64,
+    /// What to do when vCPUs spin.
+    pub policy: Policy,
 }
 
 impl Default for Config {
@@ -54,6 +57,7 @@ impl Default for Config {
             flags: HostFlags::default(),
             spin_budget: 0,
             tick_hz: 0,
+            policy: Policy::default(),
         }
     }
 }
@@ -67,6 +71,12 @@ pub enum ConfigError {
     /// No vCPUs, or more than the protocol can name.
     #[error("an engine serves 1 to {max} vCPUs", max = pvlock_protocol::MAX_VCPUS)]
     Vcpus,
+    /// The window's bounds make no sense.
+    #[error("policy.window needs 0 < floor <= start <= ceiling, and grow above 0")]
+    Window,
+    /// A rate of nothing would stop the guest.
+    #[error("policy.limits: rates and bursts are above 0; None is for no limit")]
+    Limits,
 }
 
 impl Config {
@@ -77,6 +87,6 @@ impl Config {
         if vcpus == 0 || vcpus > pvlock_protocol::MAX_VCPUS {
             return Err(ConfigError::Vcpus);
         }
-        Ok(())
+        self.policy.check()
     }
 }

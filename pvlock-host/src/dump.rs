@@ -4,6 +4,17 @@ use crate::{Engine, GuestMemory};
 use core::fmt;
 use pvlock_protocol::{SlotIndex, VcpuId};
 
+/// What a sleeper waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SleepKind {
+    /// It halted and waits for a kick.
+    Halted,
+    /// It spun and waits until the vCPU on whose queue it is runs.
+    Spun,
+    /// Its VM is over a limit; it waits until that is made up for.
+    Limited,
+}
+
 /// One parked vCPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sleeper {
@@ -21,6 +32,8 @@ pub struct Sleeper {
     pub age_ns: u64,
     /// A wake has been sent, the vCPU has not run yet.
     pub woken: bool,
+    /// What it waits for.
+    pub kind: SleepKind,
 }
 
 impl fmt::Display for Sleeper {
@@ -38,7 +51,12 @@ impl fmt::Display for Sleeper {
             Some(owner) => write!(f, "on the queue of vCPU {}", owner.index())?,
             None => write!(f, "on no queue")?,
         }
-        f.write_str(if self.woken { "; woken, has not run yet" } else { "; needs a kick" })
+        f.write_str(match (self.woken, self.kind) {
+            (true, _) => "; woken, has not run yet",
+            (false, SleepKind::Halted) => "; needs a kick",
+            (false, SleepKind::Spun) => "; spun until it was parked, wakes when that vCPU runs",
+            (false, SleepKind::Limited) => "; held back, its VM rings more than its limits allow",
+        })
     }
 }
 

@@ -1,9 +1,11 @@
 //! The engine: events in, verdicts out.
 
 use crate::config::{Config, ConfigError, Queue, RunStates};
+use crate::decision::Decision;
 use crate::event::{Park, Resume, Unpark, Verdict, Waker};
 use crate::mutation::{Mutation, active};
-use crate::queue::{Enqueued, Queues};
+use crate::policy::{self, Metered};
+use crate::queue::{Enqueued, Kind, Queues};
 use crate::registration::{Registered, Registration};
 use crate::statistics::{Counters, Statistics};
 use crate::sync::{AtomicU32, Lock, Ordering};
@@ -12,7 +14,7 @@ use crate::{GuestMemory, Sleeper};
 use alloc::boxed::Box;
 use crossbeam_utils::CachePadded;
 use pvlock_hypercalls::{Doorbell, Status};
-use pvlock_protocol::{Geometry, PAGE_SIZE, RunState, SlotIndex, VcpuId, Wait};
+use pvlock_protocol::{Geometry, HostFlags, PAGE_SIZE, RunState, SlotIndex, VcpuId, Wait};
 
 /// Bits of [`Engine::stopped`]: nobody parks while one is set.
 const PAUSED: u32 = 1;
@@ -25,11 +27,13 @@ const SHUT_DOWN: u32 = 2;
 ///
 /// A vCPU's own events (doorbells, `unparked`, `scheduled_*`) come from one thread at a time; everything else from anywhere.
 pub struct Engine<M, R> {
-    config: Config,
+    pub(crate) config: Config,
     memory: M,
     registration: Registration,
-    /// Serialises REGISTER, UNREGISTER and ONLINE. Taken before any queue's lock.
-    registering: Lock<R, ()>,
+    /// What the policies remember.
+    pub(crate) policies: policy::State,
+    /// Serialises REGISTER, UNREGISTER, ONLINE and the header's flags. Taken before any queue's lock.
+    pub(crate) registering: Lock<R, ()>,
     stopped: AtomicU32,
     vcpus: Box<[CachePadded<Vcpu<R>>]>,
 }
@@ -54,6 +58,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             config,
             memory,
             registration: Registration::new(),
+            policies: policy::State::new(&config, vcpus),
             registering: Lock::new(()),
             stopped: AtomicU32::new(0),
             vcpus: (0..vcpus).map(|_| CachePadded::new(Vcpu::new())).collect(),
@@ -70,7 +75,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         (0..self.vcpus.len()).filter_map(VcpuId::new)
     }
 
-    fn vcpu(&self, id: VcpuId) -> Option<&Vcpu<R>> {
+    pub(crate) fn vcpu(&self, id: VcpuId) -> Option<&Vcpu<R>> {
         self.vcpus.get(id.index()).map(|vcpu| &**vcpu)
     }
 
@@ -78,7 +83,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         Queues(&self.vcpus)
     }
 
-    fn registered(&self) -> Option<Registered<'_, M>> {
+    pub(crate) fn registered(&self) -> Option<Registered<'_, M>> {
         self.registration.get(&self.memory)
     }
 
@@ -88,12 +93,15 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     pub fn doorbell(&self, vcpu: VcpuId, word: u32, now: u64, waker: &impl Waker) -> Verdict {
         let Some(own) = self.vcpu(vcpu) else { return Verdict::Resume(Resume::Refused) };
         let status = match Doorbell::decode(word) {
-            Some(Doorbell::Halt { slot, interrupts }) => return self.halt(vcpu, slot, interrupts, now),
-            Some(Doorbell::Kick(target)) => return self.kick(vcpu, target, waker),
-            Some(Doorbell::PauseLoop) => {
-                Counters::count(&own.counters.pause_loops);
-                return Verdict::Resume(Resume::Done);
+            Some(Doorbell::Halt { slot, interrupts }) => {
+                let verdict = self.halt(vcpu, slot, interrupts, now);
+                return self.settle(vcpu, Metered::Halt, verdict, Decision::of(&verdict), now, waker);
             }
+            Some(Doorbell::Kick(target)) => {
+                let verdict = self.kick(vcpu, target, waker);
+                return self.settle(vcpu, Metered::Kick, verdict, Decision::of(&verdict), now, waker);
+            }
+            Some(Doorbell::PauseLoop) => return self.pause_loop(vcpu, now, waker),
             Some(Doorbell::RegisterHigh { high }) => {
                 own.pfn_high.store(high, Ordering::Relaxed);
                 return Verdict::Resume(Resume::Done);
@@ -140,7 +148,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         if !self.memory.contains(base, geometry.size() as u64) {
             return Status::OutOfRange;
         }
-        Registered::answer(&self.memory, base, &geometry, &self.config);
+        // A poller that was awake for the guest before is asleep for this one.
+        let flags = HostFlags::from_bits(self.policies.flags.load(Ordering::Relaxed)).without(HostFlags::POLLER).bits();
+        self.policies.flags.store(flags, Ordering::Relaxed);
+        let accepted = Registered::answer(&self.memory, base, &geometry, &self.config, flags);
+        self.policies.accepted.store(accepted.bits(), Ordering::Relaxed);
         self.registration.set(base, &geometry);
         // The records may be those of an earlier registration.
         for vcpu in self.vcpus() {
@@ -218,11 +230,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         }
         Counters::count(&own.counters.parks);
         let on = wait.and_then(|wait| self.queue_for(vcpu, &wait)).filter(|&owner| {
-            let enqueued = self.queues().enqueue(vcpu, owner);
+            let enqueued = self.queues().enqueue(vcpu, owner, Kind::Halted);
             match enqueued {
                 Enqueued::Queued => Counters::count(&own.counters.queued),
                 Enqueued::Circle => Counters::count(&own.counters.cycles),
-                Enqueued::NoQueue => {}
+                Enqueued::NoQueue | Enqueued::WouldStrand => {}
             }
             enqueued == Enqueued::Queued
         });
@@ -268,6 +280,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             (Reason::Kick, _) => &own.counters.kicked,
             (Reason::Interrupt, _) => &own.counters.interrupted,
             (Reason::Wake, _) => &own.counters.woken,
+            (Reason::Limit, _) => &own.counters.throttled,
             (Reason::None, Unpark::Deadline) => &own.counters.forced,
             (Reason::None, Unpark::Woken | Unpark::Signal) => &own.counters.spurious,
         });
@@ -283,23 +296,33 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.resumed(vcpu, waker);
     }
 
-    /// `vcpu` no longer runs, without being parked.
+    /// `vcpu` no longer runs, though it would if it had a CPU. (Harmless if it is parked.)
     pub fn scheduled_out(&self, vcpu: VcpuId) {
+        self.publish(vcpu, Some(RunState::NotRunning));
+        if let Some(own) = self.vcpu(vcpu).filter(|own| own.parked().is_none()) {
+            own.queue.lock().preempted = true;
+        }
+    }
+
+    /// `vcpu` no longer runs, as it waits for something that the engine does not know: an interrupt, an exit's completion.
+    /// Nobody is parked at a pause-loop exit until it runs, as that may depend on who would be parked.
+    pub fn idle(&self, vcpu: VcpuId) {
         self.publish(vcpu, Some(RunState::NotRunning));
     }
 
     /// Marks the vCPU running and serves its queue. Who halts later is not served, even if this vCPU still runs: it has
     /// announced itself to the releaser of its lock.
     fn resumed(&self, vcpu: VcpuId, waker: &impl Waker) {
-        self.publish(
+        let spinners = self.publish(
             vcpu,
             Some(match self.config.run_states {
                 RunStates::Exact => RunState::Running,
                 RunStates::ParkedOnly => RunState::Unknown,
             }),
         );
+        self.drain(vcpu, spinners, waker);
         for _ in 0..self.vcpus.len().min(self.config.wake_ahead as usize) {
-            let Some(sleeper) = self.queues().pop(vcpu) else { break };
+            let Some(sleeper) = self.queues().pop(vcpu, Kind::Halted) else { break };
             if self.wake(sleeper, waker)
                 && let Some(own) = self.vcpu(sleeper)
             {
@@ -309,16 +332,23 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     }
 
     /// Notes the vCPU's run state, if it has changed, and publishes it and the counters in its record, if there is one.
-    fn publish(&self, vcpu: VcpuId, state: Option<RunState>) {
-        let Some(own) = self.vcpu(vcpu) else { return };
+    /// Returns how many sleep until it runs.
+    pub(crate) fn publish(&self, vcpu: VcpuId, state: Option<RunState>) -> usize {
+        let Some(own) = self.vcpu(vcpu) else { return 0 };
         // Under this lock, so that UNREGISTER can wait for us; looked up under it for the same reason.
         let seen = if active(Mutation::RegionSeenUnlocked) { self.registered() } else { None };
         let mut list = own.queue.lock();
         list.run_state = state.unwrap_or(list.run_state);
+        list.preempted &= state.is_none();
+        self.policies.set_run_state(vcpu, list.run_state);
         if let Some(region) = seen.or_else(|| self.registered()) {
             region.set_run_state(vcpu, list.run_state);
             region.set_counters(vcpu, &own.counters);
+            if self.config.policy.window.is_some() {
+                region.set_spin_budget(vcpu, self.policies.window(vcpu));
+            }
         }
+        list.spinners()
     }
 
     // ---- everything else that ends a sleep ---------------------------------------------------------------------------
@@ -363,6 +393,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.stop(SHUT_DOWN, waker);
     }
 
+    pub(crate) fn is_stopped(&self) -> bool {
+        // Acquire: pairs with `stop`.
+        self.stopped.load(Ordering::Acquire) != 0
+    }
+
     fn stop(&self, bit: u32, waker: &impl Waker) {
         // Release: pairs with the load in `halt`, through the vCPU's word: see `wake_all`.
         self.stopped.fetch_or(bit, Ordering::Release);
@@ -373,13 +408,13 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     ///
     /// Whoever calls this has first set what makes `halt` refuse. Both sides then do a read-modify-write on the vCPU's word:
     /// either ours comes second and sees the park, or `halt`'s comes second and sees what we set.
-    fn wake_all(&self, waker: &impl Waker) {
+    pub(crate) fn wake_all(&self, waker: &impl Waker) {
         for vcpu in self.vcpus() {
             self.wake(vcpu, waker);
         }
     }
 
-    fn wake(&self, vcpu: VcpuId, waker: &impl Waker) -> bool {
+    pub(crate) fn wake(&self, vcpu: VcpuId, waker: &impl Waker) -> bool {
         let wakes = self.vcpu(vcpu).is_some_and(Vcpu::wake);
         if wakes {
             waker.wake(vcpu);
@@ -392,8 +427,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.wake(vcpu, waker);
         self.queues().dequeue(vcpu);
         // Bounded. Nobody is left if the vCPU is offline: who comes later sees that under the queue's lock.
-        for _ in 0..self.queues().length(vcpu) {
-            let Some(sleeper) = self.queues().pop(vcpu) else { break };
+        self.drain(vcpu, self.queues().length(vcpu, Kind::Spun), waker);
+        for _ in 0..self.queues().length(vcpu, Kind::Halted) {
+            let Some(sleeper) = self.queues().pop(vcpu, Kind::Halted) else { break };
             self.wake(sleeper, waker);
         }
     }
@@ -421,6 +457,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             queue: own.link.owner(),
             age_ns: now.saturating_sub(own.parked_at.load(Ordering::Relaxed)),
             woken,
+            kind: own.sleep_kind(),
         })
     }
 }

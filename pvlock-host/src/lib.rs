@@ -15,6 +15,7 @@ extern crate std;
 
 mod check;
 mod config;
+mod decision;
 mod dump;
 mod engine;
 mod event;
@@ -23,8 +24,12 @@ mod memory;
 pub mod mutation;
 #[cfg(not(pvlock_loom))]
 mod mutation;
+mod notify;
+mod pause_loop;
+mod policy;
 mod queue;
 mod registration;
+mod scheduler;
 mod statistics;
 mod sync;
 mod vcpu;
@@ -33,12 +38,15 @@ mod vcpu;
 pub mod driver;
 
 pub use config::{Config, ConfigError, Queue, RunStates};
-pub use dump::Sleeper;
+pub use decision::Decision;
+pub use dump::{SleepKind, Sleeper};
 pub use engine::{Engine, EngineError};
-pub use event::{Park, Resume, Unpark, Verdict, Waker};
+pub use event::{Boost, Park, Resume, Sleep, Unpark, Verdict, Waker, Yield};
 #[cfg(not(pvlock_loom))]
 pub use memory::Mapped;
 pub use memory::{GuestMemory, Nested};
+pub use policy::{Actuator, Limits, PauseLoop, Pivot, Policy, Poller, Polling, Rate, Setting, Undercommit, Window};
 pub use pvlock_hypercalls as hypercalls;
 pub use pvlock_protocol as protocol;
+pub use scheduler::{Placement, Scheduler, Unknown, Yields};
 pub use statistics::{SLEEP_BUCKETS, Statistics};

@@ -29,15 +29,49 @@ const NONE: u32 = u32::MAX;
 
 /// What a vCPU's queue lock protects: its queue, and what is written to its record.
 pub(crate) struct List {
+    halted: Lane,
+    spun: Lane,
+    /// As last published, or to be published at the next REGISTER.
+    pub(crate) run_state: RunState,
+    /// It is off-CPU because the scheduler has taken its CPU away, and not because it waits for something.
+    pub(crate) preempted: bool,
+}
+
+/// The sleepers of one kind.
+struct Lane {
     head: u32,
     tail: u32,
     length: u32,
-    /// As last published, or to be published at the next REGISTER.
-    pub(crate) run_state: RunState,
+}
+
+/// The two kinds of sleeper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// It has announced itself: a releaser will kick it. Woken early, some of them at a time.
+    Halted,
+    /// It was parked at a pause-loop exit: no releaser knows. So it sleeps only while the owner is known to be off-CPU, and
+    /// all of them are woken when that ends.
+    Spun,
 }
 
 impl List {
-    pub(crate) const EMPTY: Self = Self { head: NONE, tail: NONE, length: 0, run_state: RunState::Unknown };
+    pub(crate) const EMPTY: Self = Self { halted: Lane::EMPTY, spun: Lane::EMPTY, run_state: RunState::Unknown, preempted: false };
+
+    /// How many sleep until this vCPU runs.
+    pub(crate) fn spinners(&self) -> usize {
+        self.spun.length as usize
+    }
+
+    fn lane(&mut self, kind: Kind) -> &mut Lane {
+        match kind {
+            Kind::Halted => &mut self.halted,
+            Kind::Spun => &mut self.spun,
+        }
+    }
+}
+
+impl Lane {
+    const EMPTY: Self = Self { head: NONE, tail: NONE, length: 0 };
 }
 
 /// A vCPU's place on somebody's queue, and what it waits for there.
@@ -45,6 +79,8 @@ pub(crate) struct Link {
     owner: AtomicU32,
     next: AtomicU32,
     previous: AtomicU32,
+    /// 1 if it is of the kind that spun. Changes only while it is on no queue.
+    spun: AtomicU32,
     pub(crate) lock: AtomicU64,
     pub(crate) ticket: AtomicU32,
 }
@@ -55,6 +91,7 @@ impl Link {
             owner: AtomicU32::new(NONE),
             next: AtomicU32::new(NONE),
             previous: AtomicU32::new(NONE),
+            spun: AtomicU32::new(0),
             lock: AtomicU64::new(0),
             ticket: AtomicU32::new(0),
         }
@@ -66,6 +103,22 @@ impl Link {
             NONE => None,
             owner => VcpuId::new(owner as usize),
         }
+    }
+
+    fn kind(&self) -> Kind {
+        if self.spun.load(Ordering::Relaxed) == 0 { Kind::Halted } else { Kind::Spun }
+    }
+
+    /// Whether a spinner may sleep until the owner of `list` and `owner` runs: that must not depend, by whatever locks, on the
+    /// spinner itself.
+    ///
+    /// A preempted vCPU runs when its scheduler says so. One that sleeps in the engine runs when it is kicked: certainly before
+    /// the spinner is served if it waits for the same lock with the ticket before; but if the hint is stale, it may wait for
+    /// the spinner. What it waits for was noted by its own thread before it was marked as not running, and stays.
+    fn may_await(&self, list: &List, owner: &Self) -> bool {
+        let ticket = self.ticket.load(Ordering::Relaxed).wrapping_sub(1);
+        let is_before = owner.waits_for(self.lock.load(Ordering::Relaxed)) && owner.ticket.load(Ordering::Relaxed) == ticket;
+        list.run_state == RunState::NotRunning && (list.preempted || is_before)
     }
 
     /// Whether this one waits for `lock` with a ticket after `ticket`; tickets wrap.
@@ -86,6 +139,8 @@ pub(crate) enum Enqueued {
     Circle,
     /// The owner is offline, or not a vCPU of this VM.
     NoQueue,
+    /// The sleeper spun, and the owner's return is not certain to come before the sleeper is needed.
+    WouldStrand,
 }
 
 /// All vCPUs of an engine, as far as queues go.
@@ -98,7 +153,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
 
     /// Puts `sleeper` on `owner`'s queue behind those of the same lock that have earlier tickets. The sleeper's thread calls
     /// it, with `lock` and `ticket` noted in its link, while it is on no queue.
-    pub(crate) fn enqueue(&self, sleeper: VcpuId, owner: VcpuId) -> Enqueued {
+    pub(crate) fn enqueue(&self, sleeper: VcpuId, owner: VcpuId, kind: Kind) -> Enqueued {
         let (Some(vcpu), Some(target)) = (self.0.get(sleeper.index()), self.0.get(owner.index())) else {
             return Enqueued::NoQueue;
         };
@@ -108,6 +163,12 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
             if !target.is_online() && !active(Mutation::OfflineNotChecked) {
                 return Enqueued::NoQueue;
             }
+            // Under the lock as well: the owner is marked running under it before its queue is drained.
+            if kind == Kind::Spun && !vcpu.link.may_await(&list, &target.link) {
+                return Enqueued::WouldStrand;
+            }
+            vcpu.link.spun.store((kind == Kind::Spun).into(), Ordering::Relaxed);
+            let list = list.lane(kind);
             let lock = vcpu.link.lock.load(Ordering::Relaxed);
             let ticket = vcpu.link.ticket.load(Ordering::Relaxed);
             // From the tail, as a new waiter mostly has the latest ticket, past those of other locks. Bounded by the length.
@@ -121,7 +182,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                     break;
                 }
             }
-            self.insert_after(&mut list, before, sleeper.index() as u32);
+            self.insert_after(list, before, sleeper.index() as u32);
             vcpu.link.owner.store(owner.index() as u32, Ordering::Relaxed);
         }
         if !active(Mutation::CircleNotChecked) && self.closes_circle(sleeper) {
@@ -139,29 +200,42 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
             let Some(target) = self.0.get(owner.index()) else { return };
             let mut list = target.queue.lock();
             if vcpu.link.owner() == Some(owner) {
-                self.unlink(&mut list, sleeper.index() as u32);
+                self.unlink(list.lane(vcpu.link.kind()), sleeper.index() as u32);
                 vcpu.link.owner.store(NONE, Ordering::Relaxed);
             }
         }
     }
 
-    /// Takes the first sleeper off `owner`'s queue.
-    pub(crate) fn pop(&self, owner: VcpuId) -> Option<VcpuId> {
+    /// Takes the first sleeper of this kind off `owner`'s queue.
+    pub(crate) fn pop(&self, owner: VcpuId, kind: Kind) -> Option<VcpuId> {
         let mut list = self.0.get(owner.index())?.queue.lock();
+        let list = list.lane(kind);
         let first = list.head;
         let link = self.link(first)?;
-        self.unlink(&mut list, first);
+        self.unlink(list, first);
         link.owner.store(NONE, Ordering::Relaxed);
         VcpuId::new(first as usize)
     }
 
-    /// Number of sleepers on `owner`'s queue.
-    pub(crate) fn length(&self, owner: VcpuId) -> usize {
-        self.0.get(owner.index()).map_or(0, |vcpu| vcpu.queue.lock().length as usize)
+    /// Number of sleepers of this kind on `owner`'s queue.
+    pub(crate) fn length(&self, owner: VcpuId, kind: Kind) -> usize {
+        self.0.get(owner.index()).map_or(0, |vcpu| vcpu.queue.lock().lane(kind).length as usize)
     }
 
-    /// `lock`, for which `to` waited, passes from `from` to `to`: the others that sleep on `from` for it now sleep on `to`,
-    /// in the order of their tickets.
+    /// Whether `owner` sleeps at the end of a chain of `most` sleepers or more. A hint, as others move meanwhile.
+    pub(crate) fn chain_reaches(&self, owner: VcpuId, most: usize) -> bool {
+        let mut at = Some(owner);
+        for _ in 0..most.min(self.0.len()) {
+            at = match at.and_then(|at| self.link(at.index() as u32)).and_then(Link::owner) {
+                None => return false,
+                owner => owner,
+            };
+        }
+        true
+    }
+
+    /// `lock`, for which `to` waited, passes from `from` to `to`: the others that halted and sleep on `from` for it now sleep
+    /// on `to`, in the order of their tickets. Nobody who spun sleeps on `from`, which runs.
     pub(crate) fn hand_over(&self, from: VcpuId, to: VcpuId, lock: u64) {
         let (Some(source), Some(target)) = (self.0.get(from.index()), self.0.get(to.index())) else { return };
         if from == to {
@@ -181,6 +255,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
             if !target.is_online() {
                 return;
             }
+            let (source, list) = (&mut source.halted, &mut list.halted);
             let mut cursor = source.head;
             // Both lists are in order: one pass over each.
             let mut place = list.head;
@@ -189,10 +264,10 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                 cursor = link.next.load(Ordering::Relaxed);
                 if node == owner {
                     // The new holder waits for nobody.
-                    self.unlink(&mut source, node);
+                    self.unlink(source, node);
                     link.owner.store(NONE, Ordering::Relaxed);
                 } else if link.waits_for(lock) {
-                    self.unlink(&mut source, node);
+                    self.unlink(source, node);
                     if active(Mutation::HandOverViaNone) {
                         link.owner.store(NONE, Ordering::Relaxed);
                     }
@@ -201,7 +276,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                         place = other.next.load(Ordering::Relaxed);
                     }
                     let before = self.link(place).map_or(list.tail, |other| other.previous.load(Ordering::Relaxed));
-                    self.insert_after(&mut list, before, node);
+                    self.insert_after(list, before, node);
                     link.owner.store(owner, Ordering::Relaxed);
                 }
             }
@@ -230,7 +305,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
         true
     }
 
-    fn insert_after(&self, list: &mut List, before: u32, node: u32) {
+    fn insert_after(&self, list: &mut Lane, before: u32, node: u32) {
         let Some(link) = self.link(node) else { return };
         let after = match self.link(before) {
             Some(before) => before.next.swap(node, Ordering::Relaxed),
@@ -246,7 +321,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
     }
 
     /// Takes `node` out of the list; its owner is the caller's to change, while it holds the list.
-    fn unlink(&self, list: &mut List, node: u32) {
+    fn unlink(&self, list: &mut Lane, node: u32) {
         let Some(link) = self.link(node) else { return };
         let (before, after) = (link.previous.load(Ordering::Relaxed), link.next.load(Ordering::Relaxed));
         match self.link(before) {
@@ -260,24 +335,30 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
         list.length -= 1;
     }
 
-    /// Everybody on `owner`'s queue, first to last, if the list and its links agree, and how many vCPUs point to it.
+    /// Everybody on `owner`'s queue, first to last, those that halted first, if the lists and their links agree.
     pub(crate) fn inspect(&self, list: &List, owner: u32) -> Result<Vec<VcpuId>, &'static str> {
-        let (mut sleepers, mut before, mut at) = (Vec::new(), NONE, list.head);
-        while let Some(link) = self.link(at) {
-            if link.owner.load(Ordering::Relaxed) != owner {
-                return Err("a sleeper's owner is not the vCPU on whose queue it is");
+        let mut sleepers = Vec::new();
+        for (kind, lane) in [(Kind::Halted, &list.halted), (Kind::Spun, &list.spun)] {
+            let (first, mut before, mut at) = (sleepers.len(), NONE, lane.head);
+            while let Some(link) = self.link(at) {
+                if link.owner.load(Ordering::Relaxed) != owner {
+                    return Err("a sleeper's owner is not the vCPU on whose queue it is");
+                }
+                if link.kind() != kind {
+                    return Err("a sleeper is among those of the other kind");
+                }
+                if link.previous.load(Ordering::Relaxed) != before {
+                    return Err("links forwards and backwards differ");
+                }
+                sleepers.extend(VcpuId::new(at as usize));
+                if sleepers.len() > self.0.len() {
+                    return Err("a list runs in a circle");
+                }
+                (before, at) = (at, link.next.load(Ordering::Relaxed));
             }
-            if link.previous.load(Ordering::Relaxed) != before {
-                return Err("links forwards and backwards differ");
+            if lane.tail != before || lane.length as usize != sleepers.len() - first {
+                return Err("a list's tail or length is wrong");
             }
-            sleepers.extend(VcpuId::new(at as usize));
-            if sleepers.len() > self.0.len() {
-                return Err("a list runs in a circle");
-            }
-            (before, at) = (at, link.next.load(Ordering::Relaxed));
-        }
-        if list.tail != before || list.length as usize != sleepers.len() {
-            return Err("a list's tail or length is wrong");
         }
         if self.0.iter().filter(|vcpu| vcpu.link.owner.load(Ordering::Relaxed) == owner).count() != sleepers.len() {
             return Err("a sleeper's owner does not have it on its queue");

@@ -4,10 +4,10 @@ use crate::GuestMemory;
 use crate::statistics::Counters;
 use crate::sync::{AtomicU64, Ordering};
 use pvlock_protocol::offset::{header, record};
-use pvlock_protocol::{Features, Geometry, PAGE_SIZE, RunState, SlotIndex, VcpuId, Wait, record_offset};
+use pvlock_protocol::{Features, Geometry, LockId, PAGE_SIZE, RunState, SlotIndex, VcpuId, WAIT_SLOTS, Wait, record_offset};
 
 /// What this version of the host can do with a guest.
-const SUPPORTED: Features = Features::HALT;
+const SUPPORTED: Features = Features::HALT.union(Features::PAUSE_LOOP);
 
 /// The registered region: its address and stride, published in one word.
 ///
@@ -49,11 +49,14 @@ impl Registration {
 
 impl<M: GuestMemory> Registered<'_, M> {
     /// Answers the guest's header.
-    pub(crate) fn answer(memory: &M, base: u64, geometry: &Geometry, config: &crate::Config) {
-        memory.store(base + header::FLAGS as u64, config.flags.bits());
+    pub(crate) fn answer(memory: &M, base: u64, geometry: &Geometry, config: &crate::Config, flags: u64) -> Features {
+        let supported = if config.policy.count_kicks { SUPPORTED.union(Features::KICK_WORD) } else { SUPPORTED };
+        let accepted = geometry.features.intersection(supported);
+        memory.store(base + header::FLAGS as u64, flags);
         memory.store(base + header::SPIN_BUDGET as u64, config.spin_budget);
         memory.store(base + header::TICK_HZ as u64, config.tick_hz);
-        memory.store(base + header::ACCEPTED as u64, geometry.features.intersection(SUPPORTED).bits());
+        memory.store(base + header::ACCEPTED as u64, accepted.bits());
+        accepted
     }
 
     fn address(&self, vcpu: VcpuId, offset: usize) -> u64 {
@@ -64,6 +67,32 @@ impl<M: GuestMemory> Registered<'_, M> {
     pub(crate) fn wait(&self, vcpu: VcpuId, slot: SlotIndex) -> Option<Wait> {
         let load = |offset| self.memory.load(self.address(vcpu, offset));
         Wait::snapshot(|| load(record::slot_id(slot)), || load(record::slot_word(slot)))
+    }
+
+    /// What a vCPU publishes at its innermost nesting level, and which that is. Each word is read once (the id once more to
+    /// be compared): six loads at most.
+    pub(crate) fn innermost(&self, vcpu: VcpuId) -> Option<(SlotIndex, Wait)> {
+        (0..WAIT_SLOTS).rev().filter_map(SlotIndex::new).find_map(|slot| Some((slot, self.wait(vcpu, slot)?)))
+    }
+
+    /// What a vCPU publishes of this lock. Twelve loads at most.
+    pub(crate) fn wait_for(&self, vcpu: VcpuId, lock: LockId) -> Option<Wait> {
+        SlotIndex::all().filter_map(|slot| self.wait(vcpu, slot)).find(|wait| wait.lock == lock)
+    }
+
+    /// How many kicks of a vCPU the guest has counted, if it tells the truth.
+    pub(crate) fn kick_word(&self, vcpu: VcpuId) -> u64 {
+        self.memory.load(self.address(vcpu, record::KICK_WORD))
+    }
+
+    /// Publishes the host's settings for the VM. The caller keeps others from registering meanwhile.
+    pub(crate) fn set_flags(&self, flags: u64) {
+        self.memory.store(self.base + header::FLAGS as u64, flags);
+    }
+
+    /// Publishes a vCPU's spin budget in ticks. The caller holds the vCPU's queue lock.
+    pub(crate) fn set_spin_budget(&self, vcpu: VcpuId, ticks: u64) {
+        self.memory.store(self.address(vcpu, record::SPIN_BUDGET), ticks);
     }
 
     /// Publishes a vCPU's run state. The caller holds the vCPU's queue lock.

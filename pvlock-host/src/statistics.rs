@@ -1,5 +1,6 @@
 //! Counts of what happened, per vCPU and in sum.
 
+use crate::Decision;
 use core::sync::atomic::{AtomicU64, Ordering};
 
 /// Buckets of the sleep-time histogram: bucket `n` counts sleeps of 2^n to 2^(n+1) ns, the last everything longer.
@@ -11,6 +12,7 @@ macro_rules! counters {
         pub(crate) struct Counters {
             $(pub(crate) $name: AtomicU64,)*
             pub(crate) sleeps: [AtomicU64; SLEEP_BUCKETS],
+            decisions: [AtomicU64; Decision::COUNT],
         }
 
         /// What happened so far, for one vCPU or all.
@@ -20,24 +22,30 @@ macro_rules! counters {
             $($(#[$doc])* pub $name: u64,)*
             /// Sleeps by length: bucket `n` counts those of 2^n to 2^(n+1) ns, the last everything longer.
             pub sleeps: [u64; SLEEP_BUCKETS],
+            decisions: [u64; Decision::COUNT],
         }
 
         impl Counters {
             pub(crate) const fn new() -> Self {
-                Self { $($name: AtomicU64::new(0),)* sleeps: [const { AtomicU64::new(0) }; SLEEP_BUCKETS] }
+                Self {
+                    $($name: AtomicU64::new(0),)*
+                    sleeps: [const { AtomicU64::new(0) }; SLEEP_BUCKETS],
+                    decisions: [const { AtomicU64::new(0) }; Decision::COUNT],
+                }
             }
 
             pub(crate) fn read(&self) -> Statistics {
                 Statistics {
                     $($name: self.$name.load(Ordering::Relaxed),)*
                     sleeps: core::array::from_fn(|n| self.sleeps[n].load(Ordering::Relaxed)),
+                    decisions: core::array::from_fn(|n| self.decisions[n].load(Ordering::Relaxed)),
                 }
             }
         }
 
         impl Default for Statistics {
             fn default() -> Self {
-                Self { $($name: 0,)* sleeps: [0; SLEEP_BUCKETS] }
+                Self { $($name: 0,)* sleeps: [0; SLEEP_BUCKETS], decisions: [0; Decision::COUNT] }
             }
         }
 
@@ -49,6 +57,7 @@ macro_rules! counters {
                     // Thousands of vCPUs sleep 2^64 ns within days.
                     $($name: self.$name.saturating_add(other.$name),)*
                     sleeps: core::array::from_fn(|n| self.sleeps[n].saturating_add(other.sleeps[n])),
+                    decisions: core::array::from_fn(|n| self.decisions[n].saturating_add(other.decisions[n])),
                 }
             }
         }
@@ -82,15 +91,41 @@ counters! {
     forced,
     /// Times a sleep was ended because the owner of the queue resumed (wake-ahead).
     served,
-    /// PAUSE_LOOP doorbells.
+    /// Pause-loop exits and PAUSE_LOOP doorbells.
     pause_loops,
+    /// Kicks of this vCPU that a poller found in its record.
+    polled,
+    /// Sleeps until the awaited vCPU is scheduled in, that this ended.
+    drained,
+    /// Sleeps for being over a limit that lasted as long as they should.
+    throttled,
+    /// Times that the VM was told to stop halting, or to start again, for want or sight of overcommit.
+    mode_switches,
     /// Doorbells refused: unknown words, arguments out of range.
     refused,
     /// Time slept, in ns.
     parked_ns,
 }
 
+impl Statistics {
+    /// How often this was decided.
+    pub fn decided(&self, decision: Decision) -> u64 {
+        self.decisions.get(decision.index()).copied().unwrap_or(0)
+    }
+
+    /// Every decision that was made, and how often.
+    pub fn decisions(&self) -> impl Iterator<Item = (Decision, u64)> {
+        Decision::all().zip(self.decisions).filter(|&(_, n)| n > 0)
+    }
+}
+
 impl Counters {
+    pub(crate) fn decided(&self, decision: Decision) {
+        if let Some(counter) = self.decisions.get(decision.index()) {
+            Self::count(counter);
+        }
+    }
+
     pub(crate) fn count(counter: &AtomicU64) {
         counter.fetch_add(1, Ordering::Relaxed);
     }

@@ -1,5 +1,6 @@
 //! One vCPU as the engine keeps it: a word of latches and reasons to wake, its wait queue, its place on another's.
 
+use crate::dump::SleepKind;
 use crate::mutation::{Mutation, active};
 use crate::queue::{Link, List};
 use crate::statistics::Counters;
@@ -46,13 +47,26 @@ pub(crate) mod bits {
     pub(crate) const INTERRUPT: u32 = 1 << 9;
     /// The guest said ONLINE.
     pub(crate) const ONLINE: u32 = 1 << 10;
+    /// With PARKED: nobody will kick the sleeper, who did not halt but spun; see `spin_park`.
+    pub(crate) const SPUN: u32 = 1 << 11;
+    /// With PARKED: the sleeper is over a limit; see `limit_park`.
+    pub(crate) const LIMITED: u32 = 1 << 12;
+    /// An interrupt was injected since the last halt or pause-loop exit.
+    pub(crate) const NEW_INTERRUPT: u32 = 1 << 13;
 }
 use bits::*;
 
 /// What ends the park that `word` describes.
 fn ends(word: u32) -> u32 {
+    if word & LIMITED != 0 {
+        return WAKE;
+    }
     let latch = 1 << (word >> SLOT_SHIFT & 3);
-    let interrupt = if word & INTERRUPTS_ON == 0 { 0 } else { INTERRUPT };
+    let interrupt = match word & (INTERRUPTS_ON | SPUN) {
+        0 => 0,
+        INTERRUPTS_ON => INTERRUPT,
+        _ => NEW_INTERRUPT,
+    };
     latch | WAKE | interrupt
 }
 
@@ -72,6 +86,8 @@ pub(crate) enum Reason {
     Kick,
     Interrupt,
     Wake,
+    /// It was asleep for being over a limit, for as long as it should be.
+    Limit,
     /// Nothing the engine knows of.
     None,
 }
@@ -114,7 +130,7 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
             } else if word & latch != 0 {
                 (word & !latch, Halted::Latched)
             } else if interrupts && word & INTERRUPT != 0 {
-                (word & !INTERRUPT, Halted::Interrupt)
+                (word & !(INTERRUPT | NEW_INTERRUPT), Halted::Interrupt)
             } else {
                 let parked = PARKED | (slot.index() as u32) << SLOT_SHIFT | if interrupts { INTERRUPTS_ON } else { 0 };
                 (word | parked, Halted::Parked)
@@ -136,7 +152,7 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
     }
 
     pub(crate) fn interrupt(&self) -> bool {
-        self.post(INTERRUPT)
+        self.post(INTERRUPT | NEW_INTERRUPT)
     }
 
     pub(crate) fn wake(&self) -> bool {
@@ -152,20 +168,24 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
             let ended = word & ends(word);
             let reason = if ended & LATCHES != 0 {
                 Reason::Kick
-            } else if ended & INTERRUPT != 0 {
+            } else if ended & (INTERRUPT | NEW_INTERRUPT) != 0 {
                 Reason::Interrupt
             } else if ended != 0 {
                 Reason::Wake
+            } else if word & LIMITED != 0 {
+                Reason::Limit
             } else {
                 Reason::None
             };
-            (word & !(ended | PARKED | 3 << SLOT_SHIFT | INTERRUPTS_ON), reason)
+            // A spinner did not ask for a kick: what ended its sleep stays for the halt that will.
+            let used = if word & SPUN == 0 { ended } else { ended & WAKE };
+            (word & !(used | PARKED | 3 << SLOT_SHIFT | INTERRUPTS_ON | SPUN | LIMITED | NEW_INTERRUPT), reason)
         })
     }
 
     /// Starts or ends a life of the vCPU: without what was left of the life before. Whoever calls this wakes it afterwards.
     pub(crate) fn set_online(&self, online: bool) {
-        self.transition(|word| (word & !(LATCHES | INTERRUPT | ONLINE) | if online { ONLINE } else { 0 }, ()));
+        self.transition(|word| (word & !(LATCHES | INTERRUPT | NEW_INTERRUPT | ONLINE) | if online { ONLINE } else { 0 }, ()));
     }
 
     /// The slot that halted, if the vCPU is parked, and whether something has ended the park already.
@@ -178,6 +198,37 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
 
     pub(crate) fn is_online(&self) -> bool {
         self.word.load(Ordering::Relaxed) & ONLINE != 0
+    }
+
+    /// Parks a vCPU that spun while it waits in `slot`, for interrupts and kicks to end as well. It uses up no latch and no
+    /// interrupt: those are for a halt, perhaps of what this vCPU does at another level. An interrupt that came before the
+    /// exit refuses one park only, as the guest has been back since and has taken it if it takes any.
+    pub(crate) fn spin_park(&self, slot: SlotIndex) -> Halted {
+        self.transition(|word| {
+            if word & ONLINE == 0 || word & PARKED != 0 {
+                (word, Halted::Refused)
+            } else if word & 1 << slot.index() != 0 {
+                (word, Halted::Latched)
+            } else if word & NEW_INTERRUPT != 0 {
+                (word & !NEW_INTERRUPT, Halted::Interrupt)
+            } else {
+                (word | PARKED | SPUN | (slot.index() as u32) << SLOT_SHIFT, Halted::Parked)
+            }
+        })
+    }
+
+    /// Parks a vCPU for a time that nothing but a WAKE cuts short; `false` if it is parked already.
+    pub(crate) fn limit_park(&self) -> bool {
+        self.transition(|word| if word & PARKED != 0 { (word, false) } else { (word | PARKED | LIMITED, true) })
+    }
+
+    /// What kind of sleep it is, if it is asleep.
+    pub(crate) fn sleep_kind(&self) -> SleepKind {
+        match self.word.load(Ordering::Relaxed) & (SPUN | LIMITED) {
+            0 => SleepKind::Halted,
+            SPUN => SleepKind::Spun,
+            _ => SleepKind::Limited,
+        }
     }
 
     /// Whether a halt could park the vCPU. Asked before anything is noted of the halt: a vCPU that is parked already (a

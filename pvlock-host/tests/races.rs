@@ -5,8 +5,8 @@
 mod common;
 use common::*;
 use pvlock_host::hypercalls::Doorbell;
-use pvlock_host::protocol::{Features, Region, Wait};
-use pvlock_host::{Config, Engine, Nested, Queue, Unpark, Verdict};
+use pvlock_host::protocol::{Features, Region, Wait, WaitState};
+use pvlock_host::{Config, Decision, Engine, Nested, PauseLoop, Policy, Queue, Sleep, Unpark, Verdict};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
@@ -27,10 +27,13 @@ fn run_vcpu(vm: &Vm, region: &Region<VCPUS>, id: usize, round: &Barrier) {
     for _ in 0..ROUNDS {
         for step in 0..20 {
             let owner = Some(vcpu(random(VCPUS as u64) as usize));
-            let wait = Wait { holder: owner, predecessor: owner, ..waits(random(2) + 1, random(8) as u32) };
+            let spins = random(3) == 0;
+            let state = if spins { WaitState::Spinning } else { WaitState::Halting };
+            let wait = Wait { holder: owner, predecessor: owner, state, ..waits(random(2) + 1, random(8) as u32) };
             region.as_ref().records[id].slot(slot(0)).publish(&wait);
-            let word = Doorbell::Halt { slot: slot(0), interrupts: random(2) == 0 }.encode();
-            let verdict = vm.doorbell(vcpu(id), word, 0, &wake);
+            let halt = Doorbell::Halt { slot: slot(0), interrupts: random(2) == 0 };
+            let doorbell = if spins { Doorbell::PauseLoop } else { halt };
+            let verdict = vm.doorbell(vcpu(id), doorbell.encode(), 0, &wake);
             if step == 19 {
                 // Kicks come from this round still: what they do to queues belongs to it.
                 round.wait();
@@ -49,14 +52,15 @@ fn run_vcpu(vm: &Vm, region: &Region<VCPUS>, id: usize, round: &Barrier) {
 
 #[test]
 fn row_11_row_14_queues_agree_at_every_moment_and_have_no_circle_when_all_sleep() {
-    for queue in [Queue::Holder, Queue::Previous] {
-        within_hang_timeout("queues", || sleep_and_kick(queue));
+    for (queue, pause_loop) in [(Queue::Holder, PauseLoop::ParkOnHolder), (Queue::Previous, PauseLoop::ParkOnPrevious)] {
+        within_hang_timeout("queues", || sleep_and_kick(queue, pause_loop));
     }
 }
 
-fn sleep_and_kick(queue: Queue) {
+fn sleep_and_kick(queue: Queue, pause_loop: PauseLoop) {
     let region: &Region<VCPUS> = Box::leak(Box::new(Region::new(Features::HALT)));
-    let config = Config { queue, wake_ahead: 1, ..Config::default() };
+    let policy = Policy { pause_loop, ..Policy::default() };
+    let config = Config { queue, wake_ahead: 1, policy, ..Config::default() };
     let vm = Vm::new(config, VCPUS, Nested(region.as_ref())).unwrap();
     let _: Verdict = vm.doorbell(vcpu(0), Doorbell::Register { low: 0 }.encode(), 0, &wake);
     let online = |id| vm.doorbell(vcpu(0), Doorbell::Online(vcpu(id)).encode(), 0, &wake);
@@ -94,5 +98,7 @@ fn sleep_and_kick(queue: Queue) {
         done.store(true, SeqCst);
     });
     assert!(vm.check_queues().unwrap().concat().is_empty(), "nobody is left on a queue");
+    let park = if queue == Queue::Holder { Sleep::OnHolder } else { Sleep::OnPrevious };
+    assert!(vm.statistics().decided(Decision::Park(park)) > 0, "some spun");
     assert_eq!(vm.dump(0).count(), 0);
 }

@@ -82,7 +82,7 @@ fn the_host_answers_in_the_header() {
     rig.ram.word(header::FEATURES).store(u64::MAX, SeqCst);
     assert_eq!(rig.register(), Status::Ok);
     let word = |offset| rig.ram.word(offset).load(SeqCst);
-    assert_eq!(word(header::ACCEPTED), 1, "HALT, and nothing this host does not know");
+    assert_eq!(word(header::ACCEPTED), 3, "HALT, PAUSE_LOOP, and nothing this host does not know");
     assert_eq!((word(header::FLAGS), word(header::SPIN_BUDGET), word(header::TICK_HZ)), (0, 7, 1_000));
 }
 
@@ -102,7 +102,7 @@ fn nonsense_is_refused_and_counted() {
         assert_eq!(rig.ring(1, Doorbell::Kick(vcpu(target)).encode()), Verdict::Resume(Resume::Refused));
     }
     assert_eq!(rig.engine.vcpu_statistics(vcpu(1)).refused, words.len() as u64 + 6);
-    assert_eq!(rig.ring(1, Doorbell::PauseLoop.encode()), Verdict::Resume(Resume::Done));
+    assert_eq!(rig.ring(1, Doorbell::PauseLoop.encode()), Verdict::Resume(Resume::Ignored));
     assert_eq!(rig.engine.statistics().pause_loops, 1);
     assert_eq!(rig.ring(2, Doorbell::PauseLoop.encode()), Verdict::Resume(Resume::Refused), "an event of a vCPU that is not there");
     for id in [2, MAX_VCPUS - 1] {

@@ -5,8 +5,9 @@ mod common;
 use common::{behind, slot, vcpu, waits, within_hang_timeout};
 use pvlock_host::driver::threads::{Threads, threads};
 use pvlock_host::hypercalls::{Doorbell, Ring, Status};
-use pvlock_host::protocol::{Features, Region};
-use pvlock_host::{Config, Queue};
+use pvlock_host::protocol::offset::header;
+use pvlock_host::protocol::{Features, HostFlags, Region, Wait, WaitState};
+use pvlock_host::{Config, Decision, Placement, Policy, Queue, Resume, Sleep, SleepKind, Yield};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 
@@ -146,4 +147,77 @@ fn no_kick_is_lost_between_interrupts_pauses_and_wakes_ahead() {
     for queue in [Queue::Previous, Queue::Holder] {
         within_hang_timeout("ring", || ring_of_kicks(Config { wake_ahead: 2, ..endless(queue) }, true));
     }
+}
+
+fn spinning(policy: &str) -> Config {
+    Config { policy: Policy::named(policy).unwrap(), ..endless(Queue::Previous) }
+}
+
+#[test]
+fn a_vcpu_that_reports_its_spinning_sleeps_until_the_one_before_it_is_back() {
+    within_hang_timeout("spinner", || {
+        let (vm, region) = vm::<3>(spinning("park-on-previous"));
+        let asleep = |kind| vm.dump().any(|sleeper| sleeper.kind == kind);
+        std::thread::scope(|scope| {
+            region.as_ref().records[1].slot(slot(0)).publish(&waits(1, 4));
+            scope.spawn(|| vm.doorbell(vcpu(1)).ring(Doorbell::Halt { slot: slot(0), interrupts: false }.encode()));
+            while !asleep(SleepKind::Halted) {
+                std::thread::yield_now();
+            }
+            let spinner = scope.spawn(|| {
+                region.as_ref().records[0].slot(slot(0)).publish(&Wait { state: WaitState::Spinning, ..behind(1, 5, 1) });
+                vm.doorbell(vcpu(0)).ring(Doorbell::PauseLoop.encode());
+            });
+            while !asleep(SleepKind::Spun) {
+                assert!(!spinner.is_finished());
+                std::thread::yield_now();
+            }
+            vm.doorbell(vcpu(2)).ring(Doorbell::Kick(vcpu(1)).encode());
+        });
+        let counts = vm.statistics();
+        assert_eq!((counts.drained, counts.kicked, counts.woken, counts.forced), (1, 1, 1, 0));
+        assert_eq!(counts.decided(Decision::Park(Sleep::OnPrevious)), 1);
+        // Awake, it may run or not: nobody is parked on a guess.
+        assert_eq!(vm.pause_loop(vcpu(0)), pvlock_host::driver::Outcome::Resume);
+        assert_eq!(vm.statistics().decided(Decision::Yield(Yield::Unknown)), 1);
+    });
+}
+
+#[test]
+fn what_the_steal_time_record_says_serves_to_yield_and_not_to_park() {
+    for (policy, placement, decision) in [
+        ("park-on-holder", Placement::Preempted, Decision::Yield(Yield::Unknown)),
+        ("park-on-holder", Placement::Running, Decision::Resume(Resume::HolderRunning)),
+        ("directed", Placement::Preempted, Decision::Yield(Yield::NotDirected)),
+        ("directed", Placement::Running, Decision::Resume(Resume::HolderRunning)),
+        ("yield", Placement::Running, Decision::Yield(Yield::Policy)),
+        ("ignore", Placement::Preempted, Decision::Resume(Resume::Ignored)),
+    ] {
+        let region: &Region<2> = Box::leak(Box::new(Region::new(Features::HALT)));
+        let vm = threads(spinning(policy), region.as_ref(), 2).unwrap().with_placement(move |_| placement);
+        assert_eq!(vm.doorbell(vcpu(0)).call(Doorbell::Register { low: 0 }), Status::Ok);
+        for id in 0..2 {
+            assert_eq!(vm.doorbell(vcpu(id)).call(Doorbell::Online(vcpu(id))), Status::Ok);
+        }
+        let wait = Wait { state: WaitState::Spinning, holder: Some(vcpu(1)), ..waits(1, 5) };
+        region.as_ref().records[0].slot(slot(0)).publish(&wait);
+        vm.doorbell(vcpu(0)).ring(Doorbell::PauseLoop.encode());
+        assert_eq!(vm.statistics().decided(decision), 1, "{policy}, {placement:?}");
+    }
+}
+
+#[test]
+fn row_28_new_flags_end_all_sleeps() {
+    within_hang_timeout("flags", || {
+        let (vm, region) = vm::<2>(endless(Queue::None));
+        std::thread::scope(|scope| {
+            scope.spawn(|| vm.doorbell(vcpu(0)).ring(Doorbell::Halt { slot: slot(0), interrupts: false }.encode()));
+            while vm.dump().count() == 0 {
+                std::thread::yield_now();
+            }
+            vm.set_flags(HostFlags::OFF);
+        });
+        assert_eq!(region.as_ref().word(header::FLAGS).unwrap().load(SeqCst), HostFlags::OFF.bits());
+        assert_eq!(vm.statistics().woken, 1);
+    });
 }

@@ -1,6 +1,7 @@
 //! The library half of the `pvlock` command: a small VMM on KVM, threads that stand in for one, and measurements on both.
 
 pub mod backend;
+pub mod doctor;
 pub mod measure;
 pub mod order;
 pub mod plot;

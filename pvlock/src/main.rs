@@ -20,6 +20,8 @@ struct Arguments {
 enum Command {
     /// Compare locks in a VM with more vCPUs than CPUs (the default)
     Run(run::Options),
+    /// Say what this machine offers, and what follows for back-end and policy
+    Doctor,
 }
 
 /// Set by Ctrl-C.
@@ -41,6 +43,10 @@ fn main() -> ExitCode {
     match arguments.command {
         None => run(&arguments.run),
         Some(Command::Run(options)) => run(&options),
+        Some(Command::Doctor) => {
+            pvlock::doctor::examine().iter().for_each(|finding| println!("{finding}"));
+            ExitCode::SUCCESS
+        }
     }
 }
 

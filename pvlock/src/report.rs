@@ -175,6 +175,10 @@ pub fn summary(plan: &Plan, report: &Report) -> String {
         host.spurious,
         host.forced
     );
+    if host.pause_loops > 0 {
+        let decisions: Vec<_> = host.decisions().map(|(decision, n)| format!("{decision} {n}")).collect();
+        let _ = writeln!(text, "host: {} reports of spinning; decisions: {}", host.pause_loops, decisions.join(", "));
+    }
     let _ = writeln!(
         text,
         "bound = best lock at one vCPU per CPU in this run; waits from request to acquisition; exact = no update lost;\n\

@@ -5,11 +5,11 @@ use crate::measure::{Measured, Row, measure, median, share_of_bound};
 use crate::session::{Ended, Limits};
 use crate::sweep::{self, Sweep};
 use crate::vm::{self, Cpl, ExitCounts, KvmKind};
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use pvlock_guest_image::job::{self, Workload};
 use pvlock_guest_image::{LockKind, job::MAX_LOCKS};
 use pvlock_host::protocol::HostFlags;
-use pvlock_host::{Config, Queue, Statistics};
+use pvlock_host::{Config, Policy, Queue, Statistics};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -115,6 +115,9 @@ pub struct Options {
     /// On whose wait queue the host puts sleepers
     #[arg(long, value_enum, default_value_t = QueueChoice::Previous)]
     pub queue: QueueChoice,
+    /// What the host does with a vCPU that reports its spinning
+    #[arg(long, value_name = "NAME", default_value = "ignore", value_parser = PossibleValuesParser::new(Policy::NAMED.map(|named| named.0)))]
+    pub policy: String,
     /// Sleepers that a resuming vCPU wakes before they are kicked
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64))]
     pub wake_ahead: u32,
@@ -300,6 +303,8 @@ impl Options {
             QueueChoice::Previous => Queue::Previous,
             QueueChoice::None => Queue::None,
         };
+        // The parser lets no other name through.
+        let policy = Policy::named(&self.policy).unwrap_or_default();
         let flags = if self.dedicated { HostFlags::DEDICATED } else { HostFlags::default() };
         let one = matches!(self.workload, Workload::Counter | Workload::PingPong | Workload::Stuck | Workload::Panic);
         Spec {
@@ -315,7 +320,7 @@ impl Options {
                 (true, true) => LOG_ENTRIES,
                 (true, false) => LOG_ENTRIES_OF_MANY,
             },
-            host: Config { queue, wake_ahead: self.wake_ahead, flags, spin_budget: self.spin, ..Config::default() },
+            host: Config { queue, wake_ahead: self.wake_ahead, flags, spin_budget: self.spin, policy, ..Config::default() },
             paravirtual: true,
         }
     }

@@ -30,7 +30,7 @@ pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
             "no-std" => (3, false, no_std(workspace)),
             "features" => (6, false, features(workspace)),
             "tests" => (15, true, tests(workspace)),
-            "loom" => (15, true, vec![workspace.loom("test --release --no-fail-fast --package pvlock-loom-tests")]),
+            "loom" => (15, true, loom(workspace)),
             "end-to-end" => (15, true, end_to_end(workspace)),
             _ => unreachable!("a step without commands: {name}"),
         };
@@ -91,7 +91,7 @@ fn prefixed(prefix: &str, path: &Path) -> std::ffi::OsString {
 fn features(workspace: &Workspace) -> Vec<Command> {
     let sets = [
         ("pvlock-guest", ["", "lock_api_04", "lock_api_05", "lock_api_04,lock_api_05"].as_slice()),
-        ("pvlock-host", ["", "std", "threads", "kvm", "threads,kvm"].as_slice()),
+        ("pvlock-host", ["", "std", "threads", "kvm", "threads,kvm", "threads,tracing"].as_slice()),
     ];
     let clippy = |package, set| {
         workspace.cargo(&format!("clippy --package {package} --lib --no-default-features --features={set} -- -D warnings"))
@@ -108,6 +108,13 @@ fn tests(workspace: &Workspace) -> Vec<Command> {
         ),
         workspace.cargo("test --no-fail-fast --package pvlock-guest-image --package pvlock --package pvlock-tests --lib --bins"),
         workspace.cargo("test --no-fail-fast --package pvlock-guest-image --package pvlock --package pvlock-tests --doc"),
+    ]
+}
+
+fn loom(workspace: &Workspace) -> Vec<Command> {
+    vec![
+        workspace.loom("test --release --no-fail-fast --package pvlock-loom-tests"),
+        workspace.loom("test --release --no-fail-fast --package pvlock-host --test spinners_model --test poller_model"),
     ]
 }
 

@@ -9,11 +9,13 @@ pub mod kvm;
 #[cfg(feature = "threads")]
 pub mod threads;
 
-use crate::{Config, Engine, EngineError, GuestMemory, Sleeper, Statistics, Unpark, Verdict};
+use crate::{
+    Config, Decision, Engine, EngineError, GuestMemory, Placement, Scheduler, Sleeper, Statistics, Unpark, Verdict, Waker, Yields,
+};
 use crossbeam_utils::CachePadded;
 use parker::Parker;
 use pvlock_hypercalls::Access;
-use pvlock_protocol::VcpuId;
+use pvlock_protocol::{HostFlags, VcpuId};
 use std::boxed::Box;
 use std::time::{Duration, Instant};
 
@@ -31,6 +33,40 @@ pub struct Driver<M> {
     engine: Engine<M, parking_lot::RawMutex>,
     parkers: Box<[CachePadded<Parker>]>,
     started: Instant,
+    placement: Option<Box<dyn Fn(VcpuId) -> Placement + Send + Sync>>,
+}
+
+/// The driver as the engine sees it. User space cannot yield to one thread, and knows no run queues; of vCPUs that do not sleep
+/// here it knows what the VMM has told it to ask.
+struct Machine<'a, M>(&'a Driver<M>);
+
+impl<M: GuestMemory> Scheduler for Machine<'_, M> {
+    fn placement(&self, vcpu: VcpuId) -> Placement {
+        self.0.placement.as_ref().map_or(Placement::Unknown, |placement| placement(vcpu))
+    }
+
+    fn yields(&self) -> Yields {
+        Yields::Plain
+    }
+}
+
+impl<M: GuestMemory> Waker for Machine<'_, M> {
+    fn wake(&self, vcpu: VcpuId) {
+        if let Some(parker) = self.0.parkers.get(vcpu.index()) {
+            parker.unpark();
+        }
+    }
+
+    fn scheduler(&self) -> &dyn Scheduler {
+        self
+    }
+
+    fn decided(&self, vcpu: VcpuId, decision: Decision) {
+        #[cfg(feature = "tracing")]
+        tracing::trace!(target: "pvlock", vcpu = vcpu.index(), decision = decision.name());
+        #[cfg(not(feature = "tracing"))]
+        let _ = (vcpu, decision);
+    }
 }
 
 impl<M: GuestMemory> Driver<M> {
@@ -44,7 +80,21 @@ impl<M: GuestMemory> Driver<M> {
             engine: Engine::new(config, vcpus, memory)?,
             parkers: (0..vcpus).map(|_| CachePadded::new(Parker::new())).collect(),
             started: Instant::now(),
+            placement: None,
         })
+    }
+
+    /// Asks `placement` where a vCPU is that does not sleep here: on hardware KVM the "preempted" flag of the guest's
+    /// steal-time record says so. Without it that is unknown, and nothing is guessed. An answer serves to choose whom to yield
+    /// to; nobody is parked because of it, as nobody would say when it ends.
+    #[must_use]
+    pub fn with_placement(mut self, placement: impl Fn(VcpuId) -> Placement + Send + Sync + 'static) -> Self {
+        self.placement = Some(Box::new(placement));
+        self
+    }
+
+    fn machine(&self) -> Machine<'_, M> {
+        Machine(self)
     }
 
     /// The thread of `vcpu` decoded this access to the doorbell. Sleeps if the engine says so. `answer` is called with the
@@ -61,23 +111,36 @@ impl<M: GuestMemory> Driver<M> {
         }
     }
 
-    /// The thread of `vcpu` rang this word. Sleeps if the engine says so.
+    /// The thread of `vcpu` rang this word. Sleeps or yields if the engine says so.
     pub fn ring(&self, vcpu: VcpuId, word: u32) -> Outcome {
-        let waker = |vcpu: VcpuId| self.wake(vcpu);
-        let (Verdict::Park(park), Some(parker)) =
-            (self.engine.doorbell(vcpu, word, self.now(), &waker), self.parkers.get(vcpu.index()))
-        else {
-            return Outcome::Resume;
-        };
-        let how = parker.park(self.started + Duration::from_nanos(park.until));
-        self.engine.unparked(vcpu, how, self.now(), &waker);
-        if how == Unpark::Signal { Outcome::Signal } else { Outcome::Resume }
+        let verdict = self.engine.doorbell(vcpu, word, self.now(), &self.machine());
+        self.carry_out(vcpu, verdict)
     }
 
-    fn wake(&self, vcpu: VcpuId) {
-        if let Some(parker) = self.parkers.get(vcpu.index()) {
-            parker.unpark();
+    /// The thread of `vcpu` has seen a pause-loop exit that was no doorbell. Sleeps or yields if the engine says so.
+    pub fn pause_loop(&self, vcpu: VcpuId) -> Outcome {
+        let verdict = self.engine.pause_loop(vcpu, self.now(), &self.machine());
+        self.carry_out(vcpu, verdict)
+    }
+
+    fn carry_out(&self, vcpu: VcpuId, verdict: Verdict) -> Outcome {
+        match (verdict, self.parkers.get(vcpu.index())) {
+            (Verdict::Park(park), Some(parker)) => {
+                let how = parker.park(self.started + Duration::from_nanos(park.until));
+                self.engine.unparked(vcpu, how, self.now(), &self.machine());
+                if how == Unpark::Signal { Outcome::Signal } else { Outcome::Resume }
+            }
+            (Verdict::Yield(_) | Verdict::YieldTo(..), _) => {
+                std::thread::yield_now();
+                Outcome::Resume
+            }
+            (Verdict::Resume(_) | Verdict::Park(_), _) => Outcome::Resume,
         }
+    }
+
+    /// Changes what the guest is told while it runs, and ends all sleeps, as they began under the old settings.
+    pub fn set_flags(&self, flags: HostFlags) {
+        self.engine.set_flags(flags, &self.machine());
     }
 
     fn now(&self) -> u64 {
@@ -86,22 +149,22 @@ impl<M: GuestMemory> Driver<M> {
 
     /// An interrupt was injected into `vcpu`: ends its sleep if it takes interrupts.
     pub fn interrupt(&self, vcpu: VcpuId) {
-        self.engine.interrupt(vcpu, &|vcpu| self.wake(vcpu));
+        self.engine.interrupt(vcpu, &self.machine());
     }
 
     /// `vcpu` was reset.
     pub fn reset(&self, vcpu: VcpuId) {
-        self.engine.reset(vcpu, &|vcpu| self.wake(vcpu));
+        self.engine.reset(vcpu, &self.machine());
     }
 
     /// The VM was reset: forgets the region and everything about the vCPUs. Call it before the guest's memory is reused.
     pub fn reset_vm(&self) {
-        self.engine.reset_vm(&|vcpu| self.wake(vcpu));
+        self.engine.reset_vm(&self.machine());
     }
 
     /// Ends all sleeps, and lets nobody sleep until [`Driver::resume`]: before pausing or saving the VM.
     pub fn pause(&self) {
-        self.engine.pause(&|vcpu| self.wake(vcpu));
+        self.engine.pause(&self.machine());
     }
 
     /// The VM runs again.
@@ -111,7 +174,7 @@ impl<M: GuestMemory> Driver<M> {
 
     /// Ends all sleeps for good.
     pub fn shut_down(&self) {
-        self.engine.shut_down(&|vcpu| self.wake(vcpu));
+        self.engine.shut_down(&self.machine());
     }
 
     /// See [`Engine::check_queues`].

@@ -1,6 +1,8 @@
 //! Guest RAM that checks the engine, and an engine whose wakes are recorded.
 #![allow(dead_code, reason = "each test program uses its part")]
 
+pub(crate) mod machine;
+
 use pvlock_host::hypercalls::{Doorbell, Status};
 use pvlock_host::protocol::offset::record;
 use pvlock_host::protocol::{Features, Header, LockId, PAGE_SIZE, RECORD_STRIDE, SlotIndex, VcpuId, Wait, WaitState, region_size};

@@ -63,7 +63,7 @@ pub(super) fn run<T>(
     let log_address = job_address + (size_of::<Job>() as u64).next_multiple_of(4096);
     let ram_bytes = (log_address + log_bytes(spec)).max(layout::MIN_RAM);
     let transport = Transport::Pio(Pio { port: DEFAULT_PORT });
-    let offer = spec.paravirtual.then_some(Offer { features: Features::HALT, transport });
+    let offer = spec.paravirtual.then_some(Offer { features: Features::HALT.union(Features::PAUSE_LOOP), transport });
 
     let config = VmConfig { vcpus: spec.vcpus, ram_bytes, cpl };
     let vm = Vm::new(&vm::open()?, &config, crate::GUEST_IMAGE, |_, leaves| announce(offer, leaves))?;

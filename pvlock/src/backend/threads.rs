@@ -1,11 +1,11 @@
 //! Threads that stand in for vCPUs: the same guest code and host engine, no VM.
 
-use super::{Outcome, RunError, Spec, fill, log_entries};
+use super::{Outcome, RunError, Spec, fill, log_entries, pause_window};
 use crate::order::LogView;
 use crate::session::{Ended, Limits, Vcpus, ticks, watch};
-use pvlock_guest::{Guest, GuestRef, Platform};
+use pvlock_guest::{Guest, GuestRef, Platform, Word};
 use pvlock_guest_image::job::{self, Job, LogEntry};
-use pvlock_guest_image::{Arena, CountPauses, work};
+use pvlock_guest_image::{Arena, CountPauses, pause_loop, work};
 use pvlock_host::driver::threads::{Threads, threads};
 use pvlock_host::hypercalls::{Doorbell, Ring};
 use pvlock_host::protocol::{SlotIndex, VcpuId};
@@ -20,6 +20,7 @@ struct Machine {
     guest: GuestRef<'static>,
     host: Option<Threads>,
     arena: Arena<Thread>,
+    pause_window: u64,
 }
 
 /// The vCPU that the current thread is.
@@ -68,6 +69,12 @@ impl Platform for Thread {
     fn relax() {
         PAUSES.set(PAUSES.get().wrapping_add(1));
         std::hint::spin_loop();
+    }
+
+    #[inline]
+    fn wait_while(word: &Word, value: u64, deadline: u64) -> u64 {
+        let window = CURRENT.get().map_or(0, |current| current.machine.pause_window);
+        pause_loop::wait_while::<Self>(word, value, deadline, window, || Self::ring(Doorbell::PauseLoop))
     }
 
     fn halt(slot: SlotIndex, interrupts: bool) {
@@ -126,7 +133,8 @@ pub(super) fn run<T>(
     let world: &'static World = Box::leak(new_world(log_entries(spec)));
     let guest = world.guest.as_ref();
     let host = if spec.paravirtual { Some(threads(spec.host, guest.region(), spec.vcpus)?) } else { None };
-    let machine: &'static Machine = Box::leak(Box::new(Machine { guest, host, arena: Arena::new() }));
+    let machine: &'static Machine =
+        Box::leak(Box::new(Machine { guest, host, arena: Arena::new(), pause_window: pause_window(spec) }));
     let job = &world.job;
     fill(job, spec, 0, 0);
 
