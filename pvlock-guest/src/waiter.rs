@@ -70,12 +70,14 @@ impl<P: Platform> Waiter<P> {
     /// The slot says "halting" before `announce` runs, which tells the releaser (or makes sure that the next owner will
     /// see the slot) by a read-modify-write on the lock's word and returns whether there is still something to wait for.
     /// `is_next`: whether the releaser will be told directly; otherwise the waiter must be in the table.
-    pub(crate) fn halt(&mut self, is_next: bool, announce: impl FnOnce(VcpuId) -> bool) {
+    ///
+    /// False if a halt is not allowed here: then the caller has to spin.
+    pub(crate) fn halt(&mut self, is_next: bool, announce: impl FnOnce(VcpuId) -> bool) -> bool {
         let interrupts = P::interrupts_enabled();
         let deaf = P::KICK == KickKind::Interrupt && !interrupts && !active(Mutation::HaltDeaf);
         let unseen = !is_next && self.entry.is_none() && !active(Mutation::HaltOutsideTable);
         if deaf || unseen || !self.guest.may_halt() {
-            return;
+            return false;
         }
         if !active(Mutation::AnnounceBeforeState) {
             self.set_state(WaitState::Halting);
@@ -99,6 +101,7 @@ impl<P: Platform> Waiter<P> {
         interruptible();
         self.set_state(WaitState::Spinning);
         interruptible();
+        true
     }
 
     fn set_state(&mut self, state: WaitState) {

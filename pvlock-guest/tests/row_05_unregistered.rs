@@ -4,19 +4,24 @@
 
 mod common;
 
-use common::{Threads, Vm, cpu, run_as, until};
-use pvlock_guest::{Mode, TicketLock};
+use common::{Lock, Vm, cpu, for_both_locks, run_as, unlock, until};
+use pvlock_guest::Mode;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-type Lock = TicketLock<Threads>;
+for_both_locks! {
+    row_05_a_vcpu_that_is_not_set_up_spins_and_halts_once_it_is
+    row_05_nobody_halts_before_registration_nor_before_everybody_is_online
+    row_05_a_vcpu_that_the_region_has_no_record_for_spins
+    row_05_an_nmi_spins
+}
 
 /// Has `vcpu` wait for a lock until `enough`, which is given the number of its spins, then releases the lock and returns how
 /// often the waiter has halted.
-fn halts_of_a_waiter(vm: &'static Vm, vcpu: Option<usize>, nmi: bool, enough: impl Fn(u64) -> bool) -> u64 {
-    let lock = &Lock::new();
+fn halts_of_a_waiter<L: Lock>(vm: &'static Vm, vcpu: Option<usize>, nmi: bool, enough: impl Fn(u64) -> bool) -> u64 {
+    let lock = &L::INIT;
     let spins = &*Box::leak(Box::new(AtomicU64::new(0)));
     run_as(vm, Some(0));
-    let ticket = lock.lock();
+    let token = lock.lock();
     std::thread::scope(|scope| {
         let waiter = scope.spawn(move || {
             run_as(vm, vcpu);
@@ -24,62 +29,55 @@ fn halts_of_a_waiter(vm: &'static Vm, vcpu: Option<usize>, nmi: bool, enough: im
                 cpu.nmi.set(nmi);
                 cpu.on_relax.replace(Some(Box::new(move || _ = spins.fetch_add(1, Relaxed))));
             });
-            let ticket = lock.lock();
-            // SAFETY: this thread owns the lock.
-            unsafe { lock.unlock(ticket) };
+            unlock(lock, lock.lock());
             cpu(|cpu| cpu.halts.get())
         });
         until(|| enough(spins.load(Relaxed)));
-        // SAFETY: this thread owns the lock.
-        unsafe { lock.unlock(ticket) };
+        unlock(lock, token);
         waiter.join().unwrap()
     })
 }
 
-/// More than thirty spin budgets.
+/// More than fifteen spin budgets.
 fn patient(spins: u64) -> bool {
     spins > 1000
 }
 
-#[test]
-fn row_05_a_vcpu_that_is_not_set_up_spins_and_halts_once_it_is() {
+fn row_05_a_vcpu_that_is_not_set_up_spins_and_halts_once_it_is<L: Lock>() {
     let vm = Vm::halting(2);
-    assert_eq!(halts_of_a_waiter(vm, None, false, patient), 0);
+    assert_eq!(halts_of_a_waiter::<L>(vm, None, false, patient), 0);
     let halted = |_| {
         vm.until_halted(1);
         true
     };
-    assert_eq!(halts_of_a_waiter(vm, Some(1), false, halted), 1);
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, halted), 1);
 }
 
-#[test]
-fn row_05_nobody_halts_before_registration_nor_before_everybody_is_online() {
+fn row_05_nobody_halts_before_registration_nor_before_everybody_is_online<L: Lock>() {
     let vm = Vm::new();
-    assert_eq!(halts_of_a_waiter(vm, Some(1), false, patient), 0);
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, patient), 0);
     vm.register(2);
-    assert_eq!(halts_of_a_waiter(vm, Some(1), false, patient), 0, "nobody is online");
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, patient), 0, "nobody is online");
     vm.online(0);
-    assert_eq!(halts_of_a_waiter(vm, Some(1), false, patient), 0, "vCPU 1 is not online");
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, patient), 0, "vCPU 1 is not online");
     vm.online(1);
     let halted = |_| {
         vm.until_halted(1);
         true
     };
-    assert_eq!(halts_of_a_waiter(vm, Some(1), false, halted), 1);
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, halted), 1);
     vm.unregister();
-    assert_eq!(halts_of_a_waiter(vm, Some(1), false, patient), 0, "unregistered");
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, patient), 0, "unregistered");
 }
 
-#[test]
-fn row_05_a_vcpu_that_the_region_has_no_record_for_spins() {
+fn row_05_a_vcpu_that_the_region_has_no_record_for_spins<L: Lock>() {
     let vm = Vm::halting(2);
-    assert_eq!(halts_of_a_waiter(vm, Some(common::VCPUS + 1), false, patient), 0);
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(common::VCPUS + 1), false, patient), 0);
 }
 
-#[test]
-fn row_05_an_nmi_spins() {
+fn row_05_an_nmi_spins<L: Lock>() {
     let vm = Vm::halting(2);
-    assert_eq!(halts_of_a_waiter(vm, Some(1), true, patient), 0);
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), true, patient), 0);
 }
 
 #[test]

@@ -4,8 +4,12 @@
 
 mod common;
 
-use common::{InterruptKick, Kick, SlotLatches, Threads, VcpuLatch, Vm, cpu, run_as};
-use pvlock_guest::{InterruptsOff, KickKind, Platform, PreemptionOff, RawLock, Scope, Scoped, TicketLock};
+use common::{InterruptKick, Kick, Lock, SlotLatches, Threads, VcpuLatch, Vm, cpu, for_both_locks, run_as, unlock};
+use pvlock_guest::{
+    DEFAULT_SPIN_BUDGET, InterruptsOff, KickKind, Platform, PreemptableTicketLock, PreemptionOff, RawLock, Scope, Scoped,
+    TicketLock,
+};
+use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -20,26 +24,30 @@ enum End {
     Halted,
 }
 
-const ENDS: [End; 4] = [End::AtOnce, End::Spinning(1), End::Spinning(20), End::Halted];
+fn ends<L: Lock>() -> [End; 5] {
+    // `relax` takes 1024 ticks here.
+    let longest = L::before_the_halt(DEFAULT_SPIN_BUDGET) / 1024 - 2;
+    [End::AtOnce, End::Spinning(1), End::Spinning(20), End::Spinning(longest), End::Halted]
+}
 
 /// Takes `lock`, owned by somebody else in the beginning unless the wait ends at once; interrupts are as at the start then,
 /// or disabled if the lock's scope does so, and again as at the start after the release.
-fn take_and_release<K: Kick, S: Scope + 'static>(enabled: bool, end: End) {
+fn take_and_release<L: Lock, S: Scope + 'static>(enabled: bool, end: End) {
+    let kind = <L::Platform as Platform>::KICK;
     let vm = Vm::halting(2);
     run_as(vm, Some(1));
-    let lock = Arc::new(TicketLock::<Threads<K>>::new());
+    let lock = Arc::new(L::INIT);
     let owner = (!matches!(end, End::AtOnce)).then(|| lock.lock());
     cpu(|cpu| cpu.interrupts.set(enabled));
     // What the waiter has when it waits: its scope disables interrupts or not.
-    let saved = S::enter::<Threads<K>>();
+    let saved = S::enter::<L::Platform>();
     let waiting = cpu(|cpu| cpu.interrupts.get());
     let release = {
         let lock = lock.clone();
         let mut owner = owner;
         move || {
-            if let Some(ticket) = owner.take() {
-                // SAFETY: the "other vCPU" owns the lock with this ticket.
-                unsafe { lock.unlock(ticket) };
+            if let Some(owner) = owner.take() {
+                unlock(&*lock, owner);
             }
         }
     };
@@ -62,11 +70,11 @@ fn take_and_release<K: Kick, S: Scope + 'static>(enabled: bool, end: End) {
                 cpu.on_halt.replace(Some(Box::new(move |_, interrupts| {
                     assert_eq!(interrupts, waiting, "the halt is told what interrupts were");
                     let now = common::cpu(|cpu| cpu.interrupts.get());
-                    assert_eq!(now, waiting && K::KIND == KickKind::SlotLatch, "no interrupt between check and halt");
+                    assert_eq!(now, waiting && kind == KickKind::SlotLatch, "no interrupt between check and halt");
                     release();
                 })))
             });
-            if K::KIND == KickKind::Interrupt && !waiting {
+            if kind == KickKind::Interrupt && !waiting {
                 // Such a waiter does not halt: end its spin instead.
                 cpu(|cpu| {
                     let mut halt = cpu.on_halt.take().unwrap();
@@ -82,20 +90,24 @@ fn take_and_release<K: Kick, S: Scope + 'static>(enabled: bool, end: End) {
             }
         }
     }
-    let ticket = lock.lock();
+    let token = lock.lock();
     assert_eq!(cpu(|cpu| cpu.interrupts.get()), waiting, "on return: {enabled} {end:?}");
-    assert_eq!(cpu(|cpu| cpu.halts.get()) > 0, matches!(end, End::Halted) && (waiting || K::KIND != KickKind::Interrupt));
-    // SAFETY: this thread owns the lock.
-    unsafe { lock.unlock(ticket) };
-    S::leave::<Threads<K>>(saved);
+    assert_eq!(cpu(|cpu| cpu.halts.get()) > 0, matches!(end, End::Halted) && (waiting || kind != KickKind::Interrupt));
+    unlock(&*lock, token);
+    S::leave::<L::Platform>(saved);
     assert_eq!(cpu(|cpu| cpu.interrupts.get()), enabled, "after the release: {enabled} {end:?}");
 }
 
-fn in_every_branch<K: Kick>() {
-    for end in ENDS {
+fn in_every_branch<K: Kick + Debug>() {
+    in_every_branch_of::<TicketLock<Threads<K>>>();
+    in_every_branch_of::<PreemptableTicketLock<Threads<K>>>();
+}
+
+fn in_every_branch_of<L: Lock>() {
+    for end in ends::<L>() {
         for enabled in [false, true] {
-            take_and_release::<K, PreemptionOff>(enabled, end);
-            take_and_release::<K, InterruptsOff>(enabled, end);
+            take_and_release::<L, PreemptionOff>(enabled, end);
+            take_and_release::<L, InterruptsOff>(enabled, end);
         }
     }
 }
@@ -202,70 +214,86 @@ fn row_37_preemption_is_disabled_before_the_draw_and_restored_after_the_release(
     assert_eq!(cpu(|cpu| cpu.preemption_disabled.get()), 0);
 }
 
+for_both_locks! {
+    row_37_a_waiter_has_interrupts_off_from_before_its_draw_until_after_its_release
+}
+
+fn row_37_a_waiter_has_interrupts_off_from_before_its_draw_until_after_its_release<L: Lock>() {
+    run_as(Vm::halting(2), Some(1));
+    let lock = Arc::new(Scoped::<L, InterruptsOff>::new(L::INIT));
+    // Somebody else's: taken without a trace, and without interrupts off here.
+    let mut owner = Some(lock.lock());
+    cpu(|cpu| cpu.interrupts.set(true));
+    let before = format!("{lock:?}");
+    assert_eq!(traced(|| assert!(lock.try_lock().is_none())), ["disable interrupts", "enable interrupts"]);
+    assert_eq!(format!("{lock:?}"), before);
+    cpu(|cpu| {
+        cpu.on_relax.replace(Some(Box::new(|| assert!(!common::cpu(|cpu| cpu.interrupts.get())))));
+        let lock = lock.clone();
+        cpu.on_halt.replace(Some(Box::new(move |_, _| {
+            unlock(&*lock, owner.take().expect("halts once"));
+            // The other vCPU's were its own.
+            common::cpu(|cpu| cpu.interrupts.set(false));
+        })))
+    });
+    // The kick and the interrupts that follow are the other vCPU's.
+    let waited = traced(|| unlock(&*lock, lock.lock()));
+    assert_eq!(waited, ["disable interrupts", "halt", "kick", "enable interrupts", "enable interrupts"]);
+}
+
 macro_rules! wrapper {
-    ($feature:literal, $module:ident, $test:ident) => {
+    ($feature:literal, $module:ident, $($test:ident: $plain:ident, $irq:ident;)*) => {
         #[cfg(feature = $feature)]
-        #[test]
-        fn $test() {
-            use pvlock_guest::$module::{IrqTicketMutex, TicketMutex};
-            let irq = IrqTicketMutex::<_, Threads>::new(0);
-            let plain = TicketMutex::<_, Threads>::new(0);
-            for vm in [Vm::new(), Vm::halting(2)] {
-                for enabled in [false, true] {
-                    run_as(vm, Some(0));
-                    cpu(|cpu| cpu.interrupts.set(enabled));
-                    let interrupts = || cpu(|cpu| cpu.interrupts.get());
-                    {
-                        let mut guard = irq.lock();
-                        *guard += 1;
-                        assert!(!interrupts());
-                        assert!(irq.try_lock().is_none());
-                        assert!(!interrupts(), "the failed try_lock does not restore the owner's");
-                        let nested = plain.lock();
-                        assert_eq!(cpu(|cpu| cpu.preemption_disabled.get()), 1);
-                        assert!(plain.try_lock().is_none());
-                        assert_eq!(cpu(|cpu| cpu.preemption_disabled.get()), 1);
-                        drop(nested);
-                        assert!(!interrupts());
+        mod $module {
+            use super::common::{Threads, Vm, cpu, run_as};
+            use pvlock_guest::$module::{$($plain, $irq,)* lock_api};
+
+            $(
+                #[test]
+                fn $test() {
+                    let irq = $irq::<_, Threads>::new(0);
+                    let plain = $plain::<_, Threads>::new(0);
+                    for vm in [Vm::new(), Vm::halting(2)] {
+                        for enabled in [false, true] {
+                            run_as(vm, Some(0));
+                            cpu(|cpu| cpu.interrupts.set(enabled));
+                            let interrupts = || cpu(|cpu| cpu.interrupts.get());
+                            {
+                                let mut guard = irq.lock();
+                                *guard += 1;
+                                assert!(!interrupts());
+                                assert!(irq.try_lock().is_none());
+                                assert!(!interrupts(), "the failed try_lock does not restore the owner's");
+                                let nested = plain.lock();
+                                assert_eq!(cpu(|cpu| cpu.preemption_disabled.get()), 1);
+                                assert!(plain.try_lock().is_none());
+                                assert_eq!(cpu(|cpu| cpu.preemption_disabled.get()), 1);
+                                drop(nested);
+                                assert!(!interrupts());
+                            }
+                            assert_eq!(interrupts(), enabled);
+                            let guard = irq.try_lock().unwrap();
+                            assert!(!interrupts());
+                            lock_api::MutexGuard::unlock_fair(guard);
+                            assert_eq!(interrupts(), enabled);
+                            assert_eq!(cpu(|cpu| cpu.preemption_disabled.get()), 0);
+                            assert!(!irq.is_locked() && !plain.is_locked());
+                        }
                     }
-                    assert_eq!(interrupts(), enabled);
-                    let guard = irq.try_lock().unwrap();
-                    assert!(!interrupts());
-                    $module::fair(guard);
-                    assert_eq!(interrupts(), enabled);
-                    assert_eq!(cpu(|cpu| cpu.preemption_disabled.get()), 0);
-                    assert!(!irq.is_locked() && !plain.is_locked());
+                    assert_eq!(*irq.lock(), 4);
                 }
-            }
-            assert_eq!(*irq.lock(), 4);
+            )*
         }
     };
 }
 
-#[cfg(feature = "lock_api_05")]
-mod lock_api_05 {
-    use super::Threads;
-    use pvlock_guest::lock_api_05::{IrqTicketMutex, lock_api};
-    use pvlock_guest::{InterruptsOff, Scoped, TicketLock};
-
-    type Guard<'a> = lock_api::MutexGuard<'a, Scoped<TicketLock<Threads>, InterruptsOff>, i32>;
-
-    pub(super) fn fair(guard: Guard<'_>) {
-        let _: fn() -> IrqTicketMutex<i32, Threads> = || IrqTicketMutex::new(0);
-        lock_api::MutexGuard::unlock_fair(guard);
-    }
+wrapper! {
+    "lock_api_05", lock_api_05,
+    row_09_the_strict_mutex_restores_interrupts: TicketMutex, IrqTicketMutex;
+    row_09_the_preemptable_mutex_restores_interrupts: PreemptableTicketMutex, IrqPreemptableTicketMutex;
 }
-
-#[cfg(feature = "lock_api_04")]
-mod lock_api_04 {
-    use super::Threads;
-    use pvlock_guest::lock_api_04::{Owned, lock_api};
-    use pvlock_guest::{InterruptsOff, TicketLock};
-
-    pub(super) fn fair(guard: lock_api::MutexGuard<'_, Owned<TicketLock<Threads>, InterruptsOff>, i32>) {
-        lock_api::MutexGuard::unlock_fair(guard);
-    }
+wrapper! {
+    "lock_api_04", lock_api_04,
+    row_09_the_strict_mutex_restores_interrupts: TicketMutex, IrqTicketMutex;
+    row_09_the_preemptable_mutex_restores_interrupts: PreemptableTicketMutex, IrqPreemptableTicketMutex;
 }
-
-wrapper!("lock_api_05", lock_api_05, row_09_lock_api_05_restores_interrupts);
-wrapper!("lock_api_04", lock_api_04, row_09_lock_api_04_restores_interrupts);

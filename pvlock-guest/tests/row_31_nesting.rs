@@ -4,32 +4,35 @@
 
 mod common;
 
-use common::{Threads, Vm, cpu, id, run_as};
+use common::{Lock, Vm, cpu, for_both_locks, id, run_as, unlock};
 use pvlock_guest::protocol::{LockId, WAIT_SLOTS, WaitState};
-use pvlock_guest::{Ticket, TicketLock};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
+for_both_locks! {
+    row_31_six_levels_deep_the_waits_without_a_slot_spin_and_the_others_are_intact
+}
+
 const LEVELS: usize = 6;
 
-struct World {
+struct World<L: Lock> {
     vm: &'static Vm,
-    locks: [TicketLock<Threads>; LEVELS],
-    /// Somebody else's tickets.
-    owners: [Ticket; LEVELS],
+    locks: [L; LEVELS],
+    /// Somebody else's ownership.
+    owners: RefCell<[Option<L::Token>; LEVELS]>,
     reached: RefCell<Vec<usize>>,
     halted_in: RefCell<Vec<usize>>,
 }
 
 /// The slots of vCPU 1 that are in use hold the waits of the levels below `level`, unchanged.
-fn check(world: &World, level: usize) {
+fn check<L: Lock>(world: &World<L>, level: usize) {
     let record = world.vm.guest.as_ref().region().record(id(1)).unwrap();
     for (index, slot) in record.slots.iter().enumerate() {
         let wait = slot.read();
         if index < level.min(WAIT_SLOTS) {
             let wait = wait.expect("published");
             assert_eq!(wait.lock, LockId::of(&world.locks[index]), "level {index}");
-            assert_eq!(wait.ticket, world.owners[index].number() + 1, "level {index}");
+            assert_eq!(wait.ticket, L::FIRST_WAITER, "level {index}");
             assert_eq!(wait.state, WaitState::Halting, "level {index}");
         } else {
             assert_eq!(wait, None, "level {index}");
@@ -38,7 +41,7 @@ fn check(world: &World, level: usize) {
 }
 
 /// Waits at `level`; while it waits, an interrupt waits at the next one; then the lock's owner releases it.
-fn wait(world: &Rc<World>, level: usize) {
+fn wait<L: Lock>(world: &Rc<World<L>>, level: usize) {
     if level == LEVELS {
         check(world, LEVELS);
         return;
@@ -51,8 +54,8 @@ fn wait(world: &Rc<World>, level: usize) {
                 wait(&world, level + 1);
                 check(&world, level + 1);
                 world.reached.borrow_mut().push(level);
-                // SAFETY: the owner has this ticket.
-                unsafe { world.locks[level].unlock(world.owners[level]) };
+                let owner = world.owners.borrow_mut()[level].take().expect("owned");
+                unlock(&world.locks[level], owner);
             }
         }
     };
@@ -78,18 +81,15 @@ fn wait(world: &Rc<World>, level: usize) {
             })))
         });
     }
-    let ticket = world.locks[level].lock();
-    // SAFETY: this vCPU owns the lock.
-    unsafe { world.locks[level].unlock(ticket) };
+    unlock(&world.locks[level], world.locks[level].lock());
     assert!(!world.locks[level].is_locked());
 }
 
-#[test]
-fn row_31_six_levels_deep_the_waits_without_a_slot_spin_and_the_others_are_intact() {
+fn row_31_six_levels_deep_the_waits_without_a_slot_spin_and_the_others_are_intact<L: Lock>() {
     let vm = Vm::halting(2);
     run_as(vm, Some(0));
-    let locks = [const { TicketLock::new() }; LEVELS];
-    let owners = locks.each_ref().map(TicketLock::lock);
+    let locks = [const { L::INIT }; LEVELS];
+    let owners = RefCell::new(locks.each_ref().map(|lock| Some(lock.lock())));
     let world = Rc::new(World { vm, locks, owners, reached: RefCell::default(), halted_in: RefCell::default() });
     run_as(vm, Some(1));
     wait(&world, 0);
@@ -97,8 +97,8 @@ fn row_31_six_levels_deep_the_waits_without_a_slot_spin_and_the_others_are_intac
     assert_eq!(*world.halted_in.borrow(), [0, 1, 2, 3]);
     check(&world, 0);
     // The slots are free again: the next wait is in the first one.
-    let lock = Rc::new(TicketLock::<Threads>::new());
-    let owner = lock.lock();
+    let lock = Rc::new(L::INIT);
+    let mut owner = Some(lock.lock());
     cpu(|cpu| {
         let mut spins = 0;
         cpu.on_relax.replace(Some(Box::new(move || {
@@ -108,12 +108,9 @@ fn row_31_six_levels_deep_the_waits_without_a_slot_spin_and_the_others_are_intac
         let lock = lock.clone();
         cpu.on_halt.replace(Some(Box::new(move |slot, _| {
             assert_eq!(slot.index(), 0);
-            // SAFETY: the "other vCPU" owns the lock with this ticket.
-            unsafe { lock.unlock(owner) };
+            unlock(&*lock, owner.take().expect("halts once"));
         })))
     });
-    let ticket = lock.lock();
-    // SAFETY: this vCPU owns the lock.
-    unsafe { lock.unlock(ticket) };
+    unlock(&*lock, lock.lock());
     check(&world, 0);
 }

@@ -4,72 +4,69 @@
 
 mod common;
 
-use common::{Threads, Vm, cpu, id, run_as};
-use pvlock_guest::{DEFAULT_SPIN_BUDGET, TicketLock};
+use common::{Lock, Vm, cpu, for_both_locks, id, run_as, unlock};
+use pvlock_guest::DEFAULT_SPIN_BUDGET;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
+for_both_locks! {
+    row_32_the_default_budget_is_ticks
+    row_32_the_hosts_budgets_are_ticks_and_the_vcpus_own_comes_first
+    row_32_a_tick_counter_that_overflows_is_a_counter_like_any_other
+}
+
 /// Spins, and ticks that passed, before a waiter halts where one `relax` takes `relax_ticks`.
-fn before_the_halt(vm: &'static Vm, relax_ticks: u64) -> (u64, u64) {
+fn before_the_halt<L: Lock>(vm: &'static Vm, relax_ticks: u64) -> (u64, u64) {
     run_as(vm, Some(1));
     cpu(|cpu| cpu.relax_ticks.set(relax_ticks));
-    let lock = Rc::new(TicketLock::<Threads>::new());
-    let owner = lock.lock();
+    let lock = Rc::new(L::INIT);
+    let mut owner = Some(lock.lock());
     let seen = Rc::new(std::cell::Cell::new((0, 0)));
     cpu(|cpu| {
         let (lock, seen) = (lock.clone(), seen.clone());
         cpu.on_halt.replace(Some(Box::new(move |_, _| {
             seen.set(common::cpu(|cpu| (cpu.relaxes.get(), cpu.ticks.get())));
-            // SAFETY: the "other vCPU" owns the lock with this ticket.
-            unsafe { lock.unlock(owner) };
+            unlock(&*lock, owner.take().expect("halts once"));
         })))
     });
-    let ticket = lock.lock();
-    // SAFETY: this vCPU owns the lock.
-    unsafe { lock.unlock(ticket) };
+    unlock(&*lock, lock.lock());
     seen.get()
 }
 
-/// Ticks that a waiter spins before it publishes itself; part of no contract, but short.
-const UNPUBLISHED: u64 = 1 << 10;
-
 /// `vm` is asked for each measurement: a budget that the host does not give may adapt to the waits of a vCPU.
-fn the_halt_comes_after(vm: impl Fn() -> &'static Vm, budget: u64) {
+fn the_halt_comes_after<L: Lock>(vm: impl Fn() -> &'static Vm, budget: u64) {
     let mut spins = Vec::new();
     for relax_ticks in [10, 140] {
-        let (relaxes, ticks) = before_the_halt(vm(), relax_ticks);
+        let (relaxes, ticks) = before_the_halt::<L>(vm(), relax_ticks);
         assert_eq!(ticks, relaxes * relax_ticks);
         // Each of the two spins ends with the first look after its time.
-        let time = UNPUBLISHED + budget;
+        let time = L::before_the_halt(budget);
         assert!((time..time + 2 * relax_ticks).contains(&ticks), "{ticks} ticks at {relax_ticks} each, for {time}");
         spins.push(relaxes);
     }
     assert!(spins[0].abs_diff(14 * spins[1]) <= 2 * 14, "spins in the inverse ratio of their cost: {spins:?}");
 }
 
-#[test]
-fn row_32_the_default_budget_is_ticks() {
-    the_halt_comes_after(|| Vm::halting(2), DEFAULT_SPIN_BUDGET);
+fn row_32_the_default_budget_is_ticks<L: Lock>() {
+    the_halt_comes_after::<L>(|| Vm::halting(2), DEFAULT_SPIN_BUDGET);
 }
 
-#[test]
-fn row_32_the_hosts_budgets_are_ticks_and_the_vcpus_own_comes_first() {
+fn row_32_the_hosts_budgets_are_ticks_and_the_vcpus_own_comes_first<L: Lock>() {
     let vm = Vm::halting(2);
     let region = vm.guest.as_ref().region();
     region.header.spin_budget.store(50_000, Relaxed);
-    the_halt_comes_after(|| vm, 50_000);
+    the_halt_comes_after::<L>(|| vm, 50_000);
     region.record(id(1)).unwrap().spin_budget.store(7_000, Relaxed);
-    the_halt_comes_after(|| vm, 7_000);
+    the_halt_comes_after::<L>(|| vm, 7_000);
     region.record(id(0)).unwrap().spin_budget.store(1_000, Relaxed);
-    the_halt_comes_after(|| vm, 7_000);
+    the_halt_comes_after::<L>(|| vm, 7_000);
 }
 
-#[test]
-fn row_32_a_tick_counter_that_overflows_is_a_counter_like_any_other() {
+fn row_32_a_tick_counter_that_overflows_is_a_counter_like_any_other<L: Lock>() {
     for start in [u64::MAX - 500, u64::MAX - 5_000, u64::MAX / 2 - 5_000] {
         run_as(Vm::halting(2), Some(1));
-        let lock = Rc::new(TicketLock::<Threads>::new());
-        let owner = lock.lock();
+        let lock = Rc::new(L::INIT);
+        let mut owner = Some(lock.lock());
         let halted = Rc::new(std::cell::Cell::new(0));
         cpu(|cpu| {
             cpu.ticks.set(start);
@@ -77,14 +74,11 @@ fn row_32_a_tick_counter_that_overflows_is_a_counter_like_any_other() {
             let (lock, halted) = (lock.clone(), halted.clone());
             cpu.on_halt.replace(Some(Box::new(move |_, _| {
                 halted.set(common::cpu(|cpu| cpu.ticks.get().wrapping_sub(start)));
-                // SAFETY: the "other vCPU" owns the lock with this ticket.
-                unsafe { lock.unlock(owner) };
+                unlock(&*lock, owner.take().expect("halts once"));
             })))
         });
-        let ticket = lock.lock();
-        // SAFETY: this vCPU owns the lock.
-        unsafe { lock.unlock(ticket) };
-        let time = UNPUBLISHED + DEFAULT_SPIN_BUDGET;
+        unlock(&*lock, lock.lock());
+        let time = L::before_the_halt(DEFAULT_SPIN_BUDGET);
         assert!((time..time + 20).contains(&halted.get()), "from {start}: {}", halted.get());
     }
 }

@@ -4,8 +4,9 @@
 
 use pvlock_guest::hypercalls::{Access, Direct, Doorbell, Status};
 use pvlock_guest::protocol::{Features, SlotIndex, VcpuId};
-use pvlock_guest::{Guest, GuestRef, KickKind, Platform};
+use pvlock_guest::{Guest, GuestRef, KickKind, Platform, PreemptableTicketLock, RawLock, TicketLock};
 use std::cell::{Cell, RefCell};
+use std::fmt::Debug;
 use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
@@ -51,22 +52,38 @@ impl Vm {
 
     fn host(&self) -> Direct<impl Fn(Access) -> u32> {
         Direct(|access| {
-            if let Access::Ring(word) = access
-                && let Some(Doorbell::Register { .. }) = Doorbell::decode(word)
-            {
-                let accepted = &self.guest.as_ref().region().header.accepted;
-                accepted.store(Features::HALT.bits(), std::sync::atomic::Ordering::Relaxed);
+            if let Access::Ring(word) = access {
+                match Doorbell::decode(word) {
+                    Some(Doorbell::Register { .. }) => {
+                        let accepted = &self.guest.as_ref().region().header.accepted;
+                        accepted.store(Features::HALT.bits(), std::sync::atomic::Ordering::Relaxed);
+                    }
+                    // Nobody will be kicked any more.
+                    Some(Doorbell::Unregister) => (0..VCPUS).for_each(|vcpu| self.kick(vcpu)),
+                    _ => {}
+                }
             }
             Status::Ok.encode()
         })
     }
 
-    /// Waits until `vcpu` has halted.
-    pub fn until_halted(&self, vcpu: usize) {
-        until(|| self.latches.lock().unwrap()[vcpu].1);
+    /// The host gives every vCPU this spin budget.
+    pub fn budget(&self, ticks: u64) {
+        self.guest.as_ref().region().header.spin_budget.store(ticks, std::sync::atomic::Ordering::Relaxed);
     }
 
-    fn halt(&self, vcpu: usize, slot: SlotIndex) {
+    /// Whether `vcpu` is halted right now.
+    pub fn is_halted(&self, vcpu: usize) -> bool {
+        self.latches.lock().unwrap()[vcpu].1
+    }
+
+    /// Waits until `vcpu` has halted.
+    pub fn until_halted(&self, vcpu: usize) {
+        until(|| self.is_halted(vcpu));
+    }
+
+    /// Halts `vcpu`, whose thread calls, until the latch of `slot` is set.
+    pub fn halt(&self, vcpu: usize, slot: SlotIndex) {
         let mut latches = self.latches.lock().unwrap();
         latches[vcpu].1 = true;
         while latches[vcpu].0 & 1 << slot.index() == 0 {
@@ -78,7 +95,8 @@ impl Vm {
         latches[vcpu].1 = false;
     }
 
-    fn kick(&self, vcpu: usize) {
+    /// Sets the latches of `vcpu`.
+    pub fn kick(&self, vcpu: usize) {
         self.latches.lock().unwrap()[vcpu].0 = !0;
         self.kicked.notify_all();
     }
@@ -110,6 +128,10 @@ pub struct Cpu {
     /// Ticks that one `relax` takes.
     pub relax_ticks: Cell<u64>,
     pub relaxes: Cell<u64>,
+    /// Looks at the clock.
+    pub looks: Cell<u64>,
+    /// When the thread became this vCPU.
+    pub began: Cell<Option<Instant>>,
     pub halts: Cell<u64>,
     pub kicks: Cell<u64>,
     pub interrupts: Cell<bool>,
@@ -121,6 +143,8 @@ pub struct Cpu {
     pub on_halt: RefCell<Option<HaltHook>>,
     /// Called in each `relax`.
     pub on_relax: RefCell<Option<Box<dyn FnMut()>>>,
+    /// Called in each `kick`, before the host is.
+    pub on_kick: RefCell<Option<Box<dyn FnMut()>>>,
 }
 
 thread_local! {
@@ -139,6 +163,7 @@ pub fn run_as(vm: &'static Vm, vcpu: Option<usize>) {
         cpu.ticks.set(0);
         cpu.relax_ticks.set(1 << 10);
         cpu.relaxes.set(0);
+        cpu.began.set(Some(Instant::now()));
         cpu.halts.set(0);
         cpu.kicks.set(0);
         cpu.interrupts.set(true);
@@ -147,6 +172,7 @@ pub fn run_as(vm: &'static Vm, vcpu: Option<usize>) {
         cpu.trace.replace(None);
         cpu.on_halt.replace(None);
         cpu.on_relax.replace(None);
+        cpu.on_kick.replace(None);
     });
 }
 
@@ -205,7 +231,14 @@ impl<K: Kick> Platform for Threads<K> {
     }
 
     fn ticks() -> u64 {
-        cpu(|cpu| cpu.ticks.get())
+        cpu(|cpu| {
+            // Whoever should have released the lock may have failed; then this thread must not keep the test from ending.
+            add(&cpu.looks, 1);
+            if cpu.looks.get().is_multiple_of(1 << 10) {
+                assert!(cpu.began.get().is_none_or(|began| began.elapsed() < 2 * HANG), "it spins for good");
+            }
+            cpu.ticks.get()
+        })
     }
 
     fn relax() {
@@ -236,6 +269,11 @@ impl<K: Kick> Platform for Threads<K> {
     fn kick(vcpu: VcpuId) {
         cpu(|cpu| add(&cpu.kicks, 1));
         trace("kick");
+        let hook = cpu(|cpu| cpu.on_kick.take());
+        if let Some(mut hook) = hook {
+            hook();
+            cpu(|cpu| cpu.on_kick.replace(Some(hook)));
+        }
         vm().kick(vcpu.index());
     }
 
@@ -267,3 +305,63 @@ impl<K: Kick> Platform for Threads<K> {
         cpu(|cpu| cpu.nmi.get())
     }
 }
+
+/// A bare lock, for tests that hold for each of them.
+pub trait Lock: RawLock + Debug + Send + Sync + 'static {
+    /// The ticket of the first who has to wait.
+    const FIRST_WAITER: u32;
+
+    /// Ticks that who has come first after the owner spins before it halts, if its budget is `budget`.
+    fn before_the_halt(budget: u64) -> u64;
+}
+
+impl<K: Kick + Debug> Lock for TicketLock<Threads<K>> {
+    // The owner has one too.
+    const FIRST_WAITER: u32 = 1;
+
+    fn before_the_halt(budget: u64) -> u64 {
+        // Unpublished, then published.
+        (1 << 10) + budget
+    }
+}
+
+impl<K: Kick + Debug> Lock for PreemptableTicketLock<Threads<K>> {
+    const FIRST_WAITER: u32 = 0;
+
+    fn before_the_halt(budget: u64) -> u64 {
+        // Without a ticket, then as the head of the queue.
+        2 * budget
+    }
+}
+
+/// Releases a lock that the caller has just taken.
+pub fn unlock<L: RawLock>(lock: &L, token: L::Token) {
+    // SAFETY: whoever has the token owns the lock, and tests do not mix up their locks.
+    unsafe { lock.unlock(token) };
+}
+
+/// Makes tests of functions that are generic over the lock.
+#[allow(unused_macros, reason = "each test file uses a part")]
+macro_rules! for_both_locks {
+    ($($test:ident)*) => {
+        mod ticket {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test::<pvlock_guest::TicketLock<super::common::Threads>>();
+                }
+            )*
+        }
+
+        mod preemptable {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test::<pvlock_guest::PreemptableTicketLock<super::common::Threads>>();
+                }
+            )*
+        }
+    };
+}
+#[allow(unused_imports, reason = "each test file uses a part")]
+pub(crate) use for_both_locks;
