@@ -301,9 +301,11 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
             while places > 0 && !passed(P::ticks(), look) && !passed(P::ticks(), deadline) {
                 P::relax();
             }
-            P::wait_while(word, before, deadline);
-            // Our own look, whatever the platform's was: Acquire, pairs with the release of the previous owner.
-            now = word.load(Ordering::Acquire);
+            now = P::wait_while(word, before, deadline);
+            if serving(now) == ticket {
+                // Exclusion rests on our own look, not on the platform's. Acquire: pairs with the release of the previous owner.
+                now = word.load(Ordering::Acquire);
+            }
             if serving(now) != serving(before) {
                 handed_over(self);
             }
