@@ -85,8 +85,10 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     }
 
     /// Changes the settings that the guest sees while it runs. Everybody is woken, as who sleeps did so under the old ones.
+    /// [`HostFlags::POLLER`] is no setting, and stays as it is: a guest that is told of a poller rings nobody.
     pub fn set_flags(&self, flags: HostFlags, waker: &impl Waker) {
-        self.change_flags(|_| flags);
+        let poller = HostFlags::POLLER;
+        self.change_flags(|now| flags.without(poller).union(now.intersection(poller)));
         self.wake_all(waker);
     }
 
