@@ -38,6 +38,8 @@ fn ring_until_it_polls(vm: &Threads, region: &Region<2>) {
 fn a_doorbell_wakes_the_poller_which_then_needs_none() {
     within_hang_timeout("poller", || {
         let (vm, region) = vm(Some(AWAKE_FOR_EVER));
+        // By then it blocks, most likely.
+        std::thread::sleep(std::time::Duration::from_millis(50));
         assert!(!polls(region), "nobody has kicked yet");
         ring_until_it_polls(&vm, region);
         let before = vm.statistics();

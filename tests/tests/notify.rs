@@ -33,9 +33,8 @@ fn with_a_poller_that_stays_awake_kicks_need_no_doorbell() {
             let poller = Poller { enter: 1, patience: u32::MAX, keep: 0, own_cpu: true };
             let policy = Policy { poller: Some(poller), ..Policy::default() };
             let host = halting(backend, Config { policy, queue, ..host() }, false).host;
-            // A doorbell ends one halt at most.
-            assert!(host.kicked + host.latched > host.kicks_sent, "{backend:?} {queue:?}: {host:?}");
-            assert!(host.polled > 0, "{backend:?} {queue:?}: {host:?}");
+            // If each kick that the poller finds had been rung as well, there would be no fewer doorbells.
+            assert!(host.polled > host.kicks_sent, "{backend:?} {queue:?}: {host:?}");
         }
     }
 }
