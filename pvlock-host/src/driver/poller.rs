@@ -92,13 +92,14 @@ impl<M: GuestMemory> Loop<'_, M> {
     fn run(&self) {
         let mut now = Polling::default();
         let mut kicks = 0;
+        let mut denial = Denial::default();
         while !self.bell.is_stopped() {
             if !now.awake && kicks == 0 {
                 self.bell.block();
             }
             let (seen, got_cpu) = if now.awake { self.poll() } else { self.watch() };
             kicks = self.bell.kicks.swap(0, Ordering::Relaxed).saturating_add(seen);
-            let spare = self.settings.own_cpu || if now.awake { got_cpu } else { self.has_spare_cpu() };
+            let spare = self.settings.own_cpu || denial.allows(now.awake, if now.awake { got_cpu } else { self.has_spare_cpu() });
             now = self.change(now, self.settings.next(now, kicks, Some(spare)));
         }
         self.change(now, Polling::default());
@@ -149,8 +150,60 @@ impl<M: GuestMemory> Loop<'_, M> {
     }
 }
 
+/// Keeps a poller from coming back at once where others wanted its CPU: each time that happens it stays away for twice as
+/// long, and each period that it polls undisturbed counts against that.
+#[derive(Default)]
+struct Denial {
+    /// Periods that it stayed away the last time.
+    length: u32,
+    /// Periods to go.
+    left: u32,
+}
+
+impl Denial {
+    /// About a second: what trying costs then is lost among 1000 periods.
+    const LONGEST: u32 = 1024;
+
+    /// Whether there is a spare CPU for it after this period. `spare`: whether it looks like that.
+    fn allows(&mut self, awake: bool, spare: bool) -> bool {
+        match (awake, spare) {
+            (true, true) => self.length = self.length.saturating_sub(1),
+            (true, false) => {
+                self.length = (2 * self.length).clamp(1, Self::LONGEST);
+                self.left = self.length;
+            }
+            (false, _) if self.left > 0 => {
+                self.left -= 1;
+                return false;
+            }
+            (false, _) => {}
+        }
+        spare
+    }
+}
+
 /// CPU time of the calling thread.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_poller_whose_cpu_is_wanted_stays_away_for_longer_each_time() {
+        let mut denial = Denial::default();
+        let mut away = |undisturbed: u32| {
+            (0..undisturbed).for_each(|_| assert!(denial.allows(true, true)));
+            assert!(!denial.allows(true, false));
+            (0..).take_while(|_| !denial.allows(false, true)).count() as u32
+        };
+        assert_eq!([0; 4].map(&mut away), [1, 2, 4, 8]);
+        assert_eq!(away(3), 10, "8 - 3, twice");
+        assert_eq!(away(100), 1);
+        assert_eq!([0; 12].map(&mut away)[9..], [1024; 3]);
+        assert!(!Denial::default().allows(false, false));
+    }
 }
