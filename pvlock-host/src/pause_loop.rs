@@ -212,6 +212,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         let mut known = false;
         let picked = self.policies.boosts.pick(self.config.policy.pivot, vcpu.index(), |candidate| {
             let Some(candidate) = VcpuId::new(candidate) else { return false };
+            // Most of them, and what a long search costs.
+            if self.policies.run_state(candidate) == RunState::Running {
+                known = true;
+                return false;
+            }
             let placement = self.placement(candidate, scheduler);
             known |= placement != Placement::Unknown;
             placement == Placement::Preempted && scheduler.backlog(candidate) != Some(0)
