@@ -66,6 +66,7 @@ fn build() -> Result<PathBuf, String> {
         .current_dir(&root)
         // Replaces flags from the environment and from cargo's configuration files alike.
         .env("CARGO_ENCODED_RUSTFLAGS", "-Crelocation-model=static")
+        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
         .args(["rustc", "--package", "pvlock-guest-image", "--bin", "pvlock-guest"])
         .args(["--features", "freestanding", "--release", "--target", TARGET])
         .arg("--target-dir")

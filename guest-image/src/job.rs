@@ -98,6 +98,16 @@ pub struct Protected {
 }
 
 impl Protected {
+    /// Adds one, not atomically, in the course of `section`: who is inside at the same time loses one of the two updates.
+    /// Returns the value before.
+    #[inline]
+    pub fn advance_around(cell: &AtomicU64, section: impl FnOnce()) -> u64 {
+        let value = cell.load(Ordering::Relaxed);
+        section();
+        cell.store(value.wrapping_add(1), Ordering::Relaxed);
+        value
+    }
+
     /// Adds one, not atomically.
     #[inline]
     pub fn advance(cell: &AtomicU64) -> u64 {
@@ -125,6 +135,8 @@ pub struct Done {
     pub measured: AtomicU64,
     /// Failed attempts without waiting.
     pub failed_tries: AtomicU64,
+    /// Turns taken in ping-pong.
+    pub turns: AtomicU64,
     /// Longest wait while measuring, in ticks.
     pub longest_wait: AtomicU64,
     /// PAUSEs in the waits that ended while measuring.

@@ -141,20 +141,17 @@ impl<'a, P: CountPauses, L: TestLock> Worker<'a, P, L> {
 
     fn section(&self, index: usize) {
         self.holding(index, || {
-            spend(self.inside);
-            Protected::advance(&self.job.protected[index].counter);
+            Protected::advance_around(&self.job.protected[index].counter, || spend(self.inside));
         });
     }
 
     fn turn(&self) {
         self.holding(0, || {
-            spend(self.inside);
-            let counter = &self.job.protected[0].counter;
-            let turn = Protected::advance(counter);
+            let turn = Protected::advance_around(&self.job.protected[0].counter, || spend(self.inside));
             // The second word is advanced only by the vCPU whose turn it is.
             if turn % self.vcpus == self.vcpu {
                 Protected::advance(&self.job.protected[1].counter);
-                Protected::advance(&self.done.failed_tries);
+                Protected::advance(&self.done.turns);
             }
         });
     }
@@ -166,8 +163,7 @@ impl<'a, P: CountPauses, L: TestLock> Worker<'a, P, L> {
         }
         // Always in the order of the locks: no deadlock.
         self.holding(index, || {
-            Protected::advance(&self.job.protected[index].counter);
-            self.section(inner);
+            Protected::advance_around(&self.job.protected[index].counter, || self.section(inner));
         });
     }
 
@@ -175,8 +171,7 @@ impl<'a, P: CountPauses, L: TestLock> Worker<'a, P, L> {
         let before_draw = self.ticks();
         let held = self.locks[index].try_hold(|ticket| {
             let acquired = self.ticks();
-            spend(self.inside);
-            Protected::advance(&self.job.protected[index].counter);
+            Protected::advance_around(&self.job.protected[index].counter, || spend(self.inside));
             // Drawn at some moment of the attempt.
             self.log(index, [ticket, self.vcpu, before_draw, acquired, acquired]);
             self.waited(0);

@@ -3,8 +3,8 @@
 //! Encoders (guest) and decoders (host) stand side by side so that they cannot drift apart:
 //!
 //! * [`Doorbell`]: one 32-bit word, opcode on top, argument below; [`Status`] answers the doorbells that have an answer.
-//! * [`Ring`]: the guest's way to send a word; implemented by [`Pio`], [`Mmio`], [`Msr`], [`Vmcall`] and [`Direct`]. The
-//!   same types decode the accesses on the host.
+//! * [`Ring`]: the guest's way to send a word. [`Pio`], [`Mmio`], [`Msr`] and [`Vmcall`] encode for the guest and decode for
+//!   the host; their `doorbell` (or `mapped`) rings, after a promise that a host is there. [`Direct`] is a function call.
 //! * [`discover`]: what hypervisor is there and what it offers, over the [`Cpuid`] trait.
 //!
 //! HALT and KICK have no answer, because reading one would cost a second exit.

@@ -97,18 +97,34 @@ impl Pio {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Ring for Pio {
+impl Pio {
+    /// Guest: the doorbell at this port.
+    ///
+    /// # Safety
+    ///
+    /// A pvlock host decodes this port (discovery said so), and the guest is allowed to use it.
+    pub const unsafe fn doorbell(self) -> impl Ring + Copy {
+        PioDoorbell(self)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct PioDoorbell(Pio);
+
+#[cfg(target_arch = "x86_64")]
+impl Ring for PioDoorbell {
     #[inline]
     fn ring(&self, word: u32) {
-        let Operands { place, word } = self.encode(word);
-        // SAFETY: the host said through discovery that this port is its doorbell; writing it changes no memory of ours.
+        let Operands { place, word } = self.0.encode(word);
+        // SAFETY: `Pio::doorbell`'s contract: this port is the host's doorbell; writing it changes no memory of ours.
         unsafe { x86::io::outl(place, word) }
     }
 
     #[inline]
     fn answer(&self) -> u32 {
         // SAFETY: as above; reading the doorbell port has no effect.
-        unsafe { x86::io::inl(self.port) }
+        unsafe { x86::io::inl(self.0.port) }
     }
 }
 
@@ -191,18 +207,34 @@ impl Msr {
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Ring for Msr {
+impl Msr {
+    /// Guest: the doorbell in this register.
+    ///
+    /// # Safety
+    ///
+    /// A pvlock host decodes this register (discovery said so), and the guest runs in CPL 0.
+    pub const unsafe fn doorbell(self) -> impl Ring + Copy {
+        MsrDoorbell(self)
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[derive(Clone, Copy)]
+struct MsrDoorbell(Msr);
+
+#[cfg(target_arch = "x86_64")]
+impl Ring for MsrDoorbell {
     #[inline]
     fn ring(&self, word: u32) {
-        let Operands { place, word } = self.encode(word);
-        // SAFETY: the host said through discovery that this register is its doorbell. Needs CPL 0, as every MSR does.
+        let Operands { place, word } = self.0.encode(word);
+        // SAFETY: `Msr::doorbell`'s contract: this register is the host's doorbell, not one of the CPU's.
         unsafe { x86::msr::wrmsr(place, u64::from(word)) }
     }
 
     #[inline]
     fn answer(&self) -> u32 {
         // SAFETY: as above.
-        unsafe { x86::msr::rdmsr(self.index) as u32 }
+        unsafe { x86::msr::rdmsr(self.0.index) as u32 }
     }
 }
 
@@ -246,16 +278,32 @@ impl Vmcall {
 
 #[cfg(target_arch = "x86_64")]
 impl Vmcall {
-    #[inline]
-    fn hypercall(self, word: u32) -> u32 {
-        let Operands { place, word } = self.encode(word);
-        // SAFETY: discovery found a pvlock host that takes this hypercall.
-        unsafe { hypercall(self.instruction, place, u64::from(word), 0) as u32 }
+    /// Guest: the doorbell behind this instruction.
+    ///
+    /// # Safety
+    ///
+    /// A pvlock host takes this hypercall (discovery said so), and `instruction` is this CPU's vendor's.
+    pub const unsafe fn doorbell(self) -> impl Ring + Copy {
+        VmcallDoorbell(self)
     }
 }
 
 #[cfg(target_arch = "x86_64")]
-impl Ring for Vmcall {
+#[derive(Clone, Copy)]
+struct VmcallDoorbell(Vmcall);
+
+#[cfg(target_arch = "x86_64")]
+impl VmcallDoorbell {
+    #[inline]
+    fn hypercall(self, word: u32) -> u32 {
+        let Operands { place, word } = self.0.encode(word);
+        // SAFETY: `Vmcall::doorbell`'s contract.
+        unsafe { hypercall(self.0.instruction, place, u64::from(word), 0) as u32 }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+impl Ring for VmcallDoorbell {
     #[inline]
     fn ring(&self, word: u32) {
         self.hypercall(word);
@@ -263,7 +311,7 @@ impl Ring for Vmcall {
 
     #[inline]
     fn answer(&self) -> u32 {
-        self.hypercall(Self::ANSWER)
+        self.hypercall(Vmcall::ANSWER)
     }
 }
 

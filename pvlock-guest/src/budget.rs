@@ -22,6 +22,8 @@ pub const DEFAULT_SPIN_BUDGET: u64 = 1 << 15;
 pub(crate) const FLOOR: u64 = 1 << 13;
 /// It never grows above: about 40 µs, what a halt and a kick cost on software KVM.
 pub(crate) const CEILING: u64 = 1 << 17;
+/// Longest budget taken from a host, in ticks: "for ever".
+const LONGEST: u64 = u64::MAX / 8;
 /// What tells a wait for a section from a wait for a scheduler: about 350 µs. Time slices are several ms (4 ms observed on
 /// the Linux lists), sleeping and waking takes 100 to 200 µs where exits are slowest, and sections under a spinlock less.
 pub(crate) const SCHEDULER: u64 = 1 << 20;
@@ -49,7 +51,8 @@ impl<P: Platform> Budget<P> {
             (0, header) => (header, false),
             (record, _) => (record, false),
         };
-        Self { guest, vcpu, ticks, began: P::ticks(), adaptive, platform: PhantomData }
+        // A deadline further ahead than half the counter's range would look as if it had passed.
+        Self { guest, vcpu, ticks: ticks.min(LONGEST), began: P::ticks(), adaptive, platform: PhantomData }
     }
 
     fn own(guest: GuestRef<'static>, vcpu: Option<VcpuId>) -> Option<u64> {

@@ -191,8 +191,14 @@ impl<'a> GuestRef<'a> {
     ///
     /// The host's answer.
     pub fn offline(&self, ring: &impl Ring, vcpu: VcpuId) -> Result<(), Status> {
-        let record = self.region.record(vcpu).ok_or(Status::NoSuchVcpu)?;
+        let (Some(record), Some(private)) = (self.region.record(vcpu), self.vcpus.get(vcpu.index())) else {
+            return Err(Status::NoSuchVcpu);
+        };
         record.online.store(0, Ordering::Relaxed);
+        // Nobody has to wait for its native releases any more. As in `online`.
+        if private.behind.swap(0, Ordering::AcqRel) == 1 {
+            self.state.fetch_sub(BEHIND, Ordering::AcqRel);
+        }
         match ring.call(Doorbell::Offline(vcpu)) {
             Status::Ok => Ok(()),
             error => Err(error),
@@ -208,8 +214,9 @@ impl<'a> GuestRef<'a> {
         }
     }
 
-    /// The region is going to be reused (kexec, shutdown): nobody halts from now on, and the host wakes who has. Releases
-    /// stay read-modify-writes, which cost little and are always right.
+    /// The region is going to be reused (kexec, shutdown): nobody halts from now on, and the host wakes who has and touches
+    /// the region no more. Waiters go on publishing in it, so its memory may be reused only when no vCPU uses a lock any more.
+    /// Releases stay read-modify-writes, which cost little and are always right.
     ///
     /// # Errors
     ///

@@ -40,6 +40,7 @@ pub mod lock_api_05;
 
 pub use budget::DEFAULT_SPIN_BUDGET;
 pub use guest::{Guest, GuestRef, Mode};
+use platform::passed;
 pub use platform::{KickKind, Platform, Word};
 pub use preemptable::{CLAIM, Held, PreemptableTicketLock};
 pub use pvlock_hypercalls as hypercalls;

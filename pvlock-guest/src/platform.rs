@@ -20,6 +20,12 @@ pub enum KickKind {
     Interrupt,
 }
 
+/// Whether the tick counter has come to `deadline`. Wrapping: the counter may start anywhere.
+#[inline]
+pub(crate) fn passed(now: u64, deadline: u64) -> bool {
+    now.wrapping_sub(deadline) as i64 >= 0
+}
+
 /// The machine, as far as the locks need it.
 ///
 /// Methods are static so that a lock in a `static` costs nothing; on a platform with several VMs in one process they find
@@ -54,8 +60,7 @@ pub trait Platform: Sized + 'static {
             Self::relax();
             // Acquire: pairs with the releasing operation of whichever lock this word belongs to.
             let now = word.load(Ordering::Acquire);
-            // Wrapping: the tick counter may start anywhere.
-            if now != value || Self::ticks().wrapping_sub(deadline) as i64 >= 0 {
+            if now != value || passed(Self::ticks(), deadline) {
                 return now;
             }
         }

@@ -52,12 +52,12 @@
 //!
 //! A queued waiter never takes out of turn: its ticket would stay behind. Nothing touches the lock after (R).
 
-use crate::Platform;
 use crate::budget::Budget;
 use crate::mutation::{Mutation, active};
 use crate::scoped::RawLock;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, const_unless_loom};
 use crate::waiter::Waiter;
+use crate::{Platform, passed};
 use core::marker::PhantomData;
 use pvlock_protocol::{LockId, VcpuId, WaitState};
 
@@ -165,7 +165,6 @@ pub struct Held(Word);
 /// is not running; bare, without data. See the [module](self) for contract and workings.
 ///
 /// The waiter must stay on one vCPU from lock to unlock; [`Scoped`](crate::Scoped) takes care of that.
-#[derive(Debug)]
 #[repr(C, align(16))]
 pub struct PreemptableTicketLock<P> {
     word: AtomicU64,
@@ -353,7 +352,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
                 }
                 continue;
             }
-            if now.wrapping_sub(deadline) as i64 >= 0 || (word.is(LOCKED) && budget.is_vain(self.holder())) {
+            if passed(now, deadline) || (word.is(LOCKED) && budget.is_vain(self.holder())) {
                 return None;
             }
             word = self.wait_while(word, now, deadline);
@@ -432,7 +431,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
                 }
                 continue;
             }
-            if now.wrapping_sub(deadline) as i64 >= 0 {
+            if passed(now, deadline) {
                 return None;
             }
             word = self.wait_while(word, now, deadline);
@@ -474,6 +473,12 @@ impl<P: Platform> PreemptableTicketLock<P> {
             }
         }
         word
+    }
+}
+
+impl<P> core::fmt::Debug for PreemptableTicketLock<P> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("PreemptableTicketLock").field("word", &self.word).field("holder", &self.holder).finish()
     }
 }
 

@@ -41,7 +41,7 @@ pub unsafe trait RawLock {
     /// As for [`RawLock::unlock`].
     unsafe fn unlock_fair(&self, token: Self::Token);
 
-    /// Whether somebody owns the lock or waits for it; stale at once.
+    /// Whether somebody owns the lock; stale at once. (A strict lock that somebody waits for has an owner.)
     fn is_locked(&self) -> bool;
 }
 
@@ -101,10 +101,18 @@ impl Scope for InterruptsOff {
 }
 
 /// A lock `L` whose waiters and owners are in the scope `S`.
-#[derive(Debug, Default)]
+///
+/// Scopes nest: locks of the scope [`InterruptsOff`] are released in the reverse of the order in which they were taken.
+#[derive(Debug)]
 pub struct Scoped<L, S = PreemptionOff> {
     lock: L,
     scope: PhantomData<fn() -> S>,
+}
+
+impl<L: RawLock + Default, S: Scope> Default for Scoped<L, S> {
+    fn default() -> Self {
+        Self::new(L::default())
+    }
 }
 
 impl<L: RawLock, S: Scope> Scoped<L, S> {

@@ -47,7 +47,7 @@ use crate::mutation::{Mutation, active, interruptible};
 use crate::scoped::RawLock;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, const_unless_loom};
 use crate::waiter::Waiter;
-use crate::{Platform, Word};
+use crate::{Platform, Word, passed};
 use core::marker::PhantomData;
 use pvlock_protocol::{LockId, VcpuId, WaitState};
 
@@ -57,14 +57,15 @@ const VCPU_SHIFT: u32 = 32;
 /// sooner. Well below the smallest pause-loop window in use (4096 cycles).
 const UNPUBLISHED_SPIN: u64 = 1 << 10;
 
-/// PAUSEs between two looks at the word for each place further back than the next: about what a hand-over of a short section
-/// takes (a few hundred cycles; a PAUSE takes 10 to 140).
-const RELAX_PER_PLACE: u32 = 4;
+/// Ticks between two looks at the word for each place further back than the next: less than a hand-over of a short section
+/// takes.
+const TICKS_PER_PLACE: u64 = 64;
 /// Places that count for this: a hand-over must not go unseen for long where many vCPUs run.
 const MOST_PLACES: u32 = 16;
 
 /// A place in the queue, needed to release the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[must_use = "a lock whose `Ticket` is lost stays locked"]
 pub struct Ticket(u32);
 
 impl Ticket {
@@ -79,7 +80,6 @@ impl Ticket {
 /// The waiter must stay on one vCPU from draw to release; [`Scoped`](crate::Scoped) takes care of that.
 ///
 /// `BITS` is the width of a ticket; fewer than 32 only serve to test that wrapping is safe.
-#[derive(Debug)]
 #[repr(C, align(16))]
 pub struct TicketLock<P, const BITS: u32 = 32> {
     word: AtomicU64,
@@ -297,19 +297,28 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
             // Who is n places back is not served before n hand-overs: it looks that much more rarely, so that each hand-over
             // moves the cache line to few waiters.
             let places = (ticket.wrapping_sub(serving(now)) & Self::MASK) - 1;
-            for _ in 0..places.min(MOST_PLACES) * RELAX_PER_PLACE {
+            let look = P::ticks().wrapping_add(u64::from(places.min(MOST_PLACES)) * TICKS_PER_PLACE);
+            while places > 0 && !passed(P::ticks(), look) && !passed(P::ticks(), deadline) {
                 P::relax();
             }
-            now = P::wait_while(word, before, deadline);
+            P::wait_while(word, before, deadline);
+            // Our own look, whatever the platform's was: Acquire, pairs with the release of the previous owner.
+            now = word.load(Ordering::Acquire);
             if serving(now) != serving(before) {
                 handed_over(self);
             }
-            // Wrapping: the tick counter may start anywhere.
-            if P::ticks().wrapping_sub(deadline) as i64 >= 0 {
+            if passed(P::ticks(), deadline) {
                 break;
             }
         }
         now
+    }
+}
+
+impl<P, const BITS: u32> core::fmt::Debug for TicketLock<P, BITS> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let Self { word, next, holder, .. } = self;
+        f.debug_struct("TicketLock").field("word", word).field("next", next).field("holder", holder).finish()
     }
 }
 

@@ -96,7 +96,7 @@ fn run(options: &run::Options) -> ExitCode {
         return ExitCode::from(EXIT_INTERRUPTED);
     }
     let wrong =
-        report.rows.iter().filter(|row| !row.exact || row.forced > 0 || row.order.is_some_and(|order| order.overtaken > 0)).count();
+        report.rows.iter().filter(|row| !row.exact || row.forced > 0 || row.order.is_some_and(|order| !order.is_strict())).count();
     if wrong > 0 {
         eprintln!("pvlock: {wrong} rows show a lock that does not work: see the columns exact, forced and order");
         return ExitCode::FAILURE;

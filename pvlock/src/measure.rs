@@ -87,6 +87,15 @@ pub struct OrderSummary {
     pub overtaken: u64,
     /// Tickets that did not follow the one before.
     pub out_of_sequence: u64,
+    /// Acquisitions that did not fit into the log.
+    pub unlogged: u64,
+}
+
+impl OrderSummary {
+    /// Whether there was something to check, and nobody was overtaken.
+    pub fn is_strict(&self) -> bool {
+        self.checked > 0 && self.overtaken == 0 && self.out_of_sequence == 0
+    }
 }
 
 /// One run, measured.
@@ -108,13 +117,14 @@ pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
     let per_vcpu =
         |f: fn(&pvlock_guest_image::job::Done) -> u64| job.done.iter().take(spec.vcpus).map(|done| f(done)).collect::<Vec<_>>();
     let measured = per_vcpu(|done| done.measured.load(Ordering::Relaxed));
-    let acquisitions: u64 = per_vcpu(|done| done.acquisitions.load(Ordering::Relaxed)).iter().sum();
-    let advanced: u64 = job.protected.iter().map(|protected| protected.counter.load(Ordering::Relaxed)).sum();
+    let acquisitions = sum(&per_vcpu(|done| done.acquisitions.load(Ordering::Relaxed)));
+    let counters: Vec<u64> = job.protected.iter().map(|protected| protected.counter.load(Ordering::Relaxed)).collect();
+    let advanced = sum(&counters);
     let exact = match spec.workload {
         // The second counter was advanced only by the vCPU whose turn it was, which counted it too.
         Workload::PingPong => {
             let counter = |lock: usize| job.protected[lock].counter.load(Ordering::Relaxed);
-            let turns: u64 = per_vcpu(|done| done.failed_tries.load(Ordering::Relaxed)).iter().sum();
+            let turns = sum(&per_vcpu(|done| done.turns.load(Ordering::Relaxed)));
             counter(0) == acquisitions && counter(1) == turns
         }
         _ => advanced == acquisitions,
@@ -148,8 +158,8 @@ pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
     let quantile = |q: f64| waits.as_ref().map_or(f64::NAN, |waits| waits.value_at_quantile(q) as f64 / 1000.0);
 
     let seconds = outcome.times.elapsed.as_secs_f64();
-    let acquired: u64 = measured.iter().sum();
-    let pauses: u64 = per_vcpu(|done| done.pauses.load(Ordering::Relaxed)).iter().sum();
+    let acquired = sum(&measured);
+    let pauses = sum(&per_vcpu(|done| done.pauses.load(Ordering::Relaxed)));
     let ops_per_s = if seconds > 0.0 { acquired as f64 / seconds } else { 0.0 };
     let order = (spec.log > 0).then(|| outcome.log.order(job));
     let row = Row {
@@ -176,9 +186,15 @@ pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
             checked: order.checked,
             overtaken: order.overtaken + order.backwards,
             out_of_sequence: order.out_of_sequence,
+            unlogged: order.unlogged,
         }),
     };
     Measured { row, host: outcome.host, exits: outcome.exits, order }
+}
+
+/// A sum of what a guest has written: it may be anything.
+fn sum(words: &[u64]) -> u64 {
+    words.iter().fold(0, |sum, &word| sum.saturating_add(word))
 }
 
 /// Jain's index: (Σx)² / (n Σx²).
@@ -213,6 +229,7 @@ pub fn median(mut repeats: Vec<Row>) -> Option<Row> {
         checked: orders.iter().map(|order| order.checked).sum(),
         overtaken: orders.iter().map(|order| order.overtaken).sum(),
         out_of_sequence: orders.iter().map(|order| order.out_of_sequence).sum(),
+        unlogged: orders.iter().map(|order| order.unlogged).fold(0, u64::saturating_add),
     });
     Some(row)
 }

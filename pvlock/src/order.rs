@@ -65,7 +65,7 @@ impl<'a> LogView<'a> {
                 acquired: entry.acquired.load(Ordering::Relaxed),
             });
             check(kept, &mut order);
-            order.unlogged += logged.saturating_sub(self.capacity as u64);
+            order.unlogged = order.unlogged.saturating_add(logged.saturating_sub(self.capacity as u64));
         }
         order
     }

@@ -144,9 +144,8 @@ fn cells(row: &Row, spread: bool, order: bool) -> Vec<Cell> {
     if order {
         cells.push(Cell::new(match row.order {
             None => "-".to_owned(),
-            Some(order) if order.overtaken + order.out_of_sequence == 0 && order.checked > 0 => {
-                format!("strict ({})", si(order.checked as f64))
-            }
+            Some(order) if order.is_strict() && order.unlogged == 0 => format!("strict ({})", si(order.checked as f64)),
+            Some(order) if order.is_strict() => format!("strict (the first {})", si(order.checked as f64)),
             Some(order) => format!("{} OVERTAKEN, {} out of sequence", order.overtaken, order.out_of_sequence),
         }));
     }

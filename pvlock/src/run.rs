@@ -374,7 +374,11 @@ impl Plan {
                         report.interrupted = true;
                         break 'all;
                     }
-                    Ok((_, Measured { mut row, host, exits, .. })) => {
+                    Ok((Ended::Failed | Ended::Hung { .. }, _)) => {
+                        error = Some(RunError::Panicked);
+                        break 'all;
+                    }
+                    Ok((Ended::Done, Measured { mut row, host, exits, .. })) => {
                         if self.sweep.is_none() {
                             row.waits.clear();
                         }

@@ -11,6 +11,10 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Part of a run that is not measured, at most: long enough for a scheduler to have run every vCPU several times.
 const WARM_UP: Duration = Duration::from_millis(500);
 
+/// Times the watchdog's patience that vCPUs have to begin, and to end when they are told to: a queue of 64 spinning vCPUs needs
+/// that long to come through a plain ticket lock.
+const GRACE: f64 = 15.0;
+
 /// How long a job runs, and when it counts as hung.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -22,6 +26,9 @@ pub struct Limits {
 
 /// What can be done to vCPUs while a job runs on them.
 pub trait Vcpus {
+    /// How many there are.
+    fn count(&self) -> u32;
+
     /// Whether some vCPU has failed, so that the job will not end by itself.
     fn have_failed(&self) -> bool;
 }
@@ -63,20 +70,22 @@ pub fn watch(
     interrupt: &AtomicBool,
     mut progress: impl FnMut(Duration),
 ) -> (Ended, Times) {
-    let count = job.vcpus.load(Ordering::Relaxed);
+    let count = vcpus.count();
     let mut dog = Dog::new(limits.watchdog);
+    dog.limit(GRACE);
     let enter = |phase| {
         // Release: pairs with the vCPUs' Acquire.
         job.phase.store(phase, Ordering::Release);
         Clocks::now()
     };
     while job.ready.load(Ordering::Acquire) < count {
-        if let Some(ended) = dog.look(u64::from(job.ready.load(Ordering::Relaxed)), vcpus, interrupt) {
+        if let Some(ended) = dog.look(job.ready.load(Ordering::Relaxed).into(), vcpus, interrupt) {
             enter(phase::STOP);
             return (ended, Times::default());
         }
     }
     let begun = enter(phase::WARM_UP);
+    dog.limit(limits.run.as_secs_f64() / limits.watchdog.as_secs_f64() + GRACE);
     let warm_up = (limits.run / 4).min(WARM_UP);
     let mut measuring = None;
     let mut times = None;
@@ -90,7 +99,8 @@ pub fn watch(
         if elapsed >= limits.run {
             times.get_or_insert_with(|| measuring.as_ref().unwrap_or(&begun).until(&enter(phase::STOP)));
         }
-        if let Some(early) = dog.look(sections(job) + u64::from(job.ended.load(Ordering::Relaxed)), vcpus, interrupt) {
+        let progress = sections(job).wrapping_add(job.ended.load(Ordering::Relaxed).into());
+        if let Some(early) = dog.look(progress, vcpus, interrupt) {
             enter(phase::STOP);
             ended = early;
             break;
@@ -100,9 +110,9 @@ pub fn watch(
     (ended, times.unwrap_or_else(|| measuring.as_ref().unwrap_or(&begun).until(&Clocks::now())))
 }
 
-/// Critical sections so far.
-pub fn sections(job: &Job) -> u64 {
-    job.done.iter().map(|done| done.sections.load(Ordering::Relaxed)).sum()
+/// Critical sections so far, as far as the guest tells.
+fn sections(job: &Job) -> u64 {
+    job.done.iter().fold(0, |sum, done| sum.wrapping_add(done.sections.load(Ordering::Relaxed)))
 }
 
 /// The watchdog.
@@ -110,11 +120,18 @@ struct Dog {
     patience: Duration,
     seen: u64,
     since: Instant,
+    /// What shows as progress is the guest's to write: at this time it is over all the same.
+    end: Instant,
 }
 
 impl Dog {
     fn new(patience: Duration) -> Self {
-        Self { patience, seen: 0, since: Instant::now() }
+        Self { patience, seen: 0, since: Instant::now(), end: Instant::now() }
+    }
+
+    /// From now on it is over after so many times the patience at the latest.
+    fn limit(&mut self, patiences: f64) {
+        self.end = Instant::now() + self.patience.mul_f64(patiences);
     }
 
     /// Waits a moment, then looks; `progress` is any number that moves while things go well.
@@ -129,7 +146,7 @@ impl Dog {
         if progress != self.seen {
             (self.seen, self.since) = (progress, Instant::now());
         }
-        (self.since.elapsed() > self.patience).then_some(Ended::Hung { sections: self.seen })
+        (self.since.elapsed() > self.patience || Instant::now() > self.end).then_some(Ended::Hung { sections: self.seen })
     }
 }
 
@@ -149,7 +166,8 @@ impl Clocks {
     fn until(&self, now: &Self) -> Times {
         let idle = match (&self.machine, &now.machine) {
             (Some(before), Some(after)) if after.all > before.all => {
-                (after.idle - before.idle) as f64 / (after.all - before.all) as f64
+                // Time in iowait may go backwards, see proc(5).
+                after.idle.saturating_sub(before.idle) as f64 / (after.all - before.all) as f64
             }
             _ => f64::NAN,
         };

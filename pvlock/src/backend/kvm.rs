@@ -45,6 +45,10 @@ impl pvlock_host::GuestMemory for Ram {
 struct Watched<'a>(&'a RunningVm);
 
 impl Vcpus for Watched<'_> {
+    fn count(&self) -> u32 {
+        self.0.vcpus() as u32
+    }
+
     fn have_failed(&self) -> bool {
         // A VM that stops while its job runs has failed: nobody else stops it.
         self.0.stopper().is_stopping()

@@ -13,7 +13,10 @@ use std::cell::Cell;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// Longest wait for the end of threads whose job is done, or that were told to stop.
+const END: Duration = Duration::from_secs(2);
 
 /// A "VM" of threads.
 struct Machine {
@@ -105,15 +108,21 @@ impl Drop for Running {
 }
 
 struct Watched {
+    count: usize,
     running: Arc<AtomicUsize>,
     job: &'static Job,
 }
 
 impl Vcpus for Watched {
+    fn count(&self) -> u32 {
+        self.count as u32
+    }
+
     fn have_failed(&self) -> bool {
-        // Ended without having said so: a panic.
+        // Ended without having said so: a panic. A thread says so before it ends, so this is the order to look in.
+        let running = self.running.load(Ordering::Acquire);
         let ended = self.job.ended.load(Ordering::Acquire) as usize;
-        self.running.load(Ordering::Acquire) + ended < self.job.vcpus.load(Ordering::Relaxed) as usize
+        running + ended < self.count
     }
 }
 
@@ -132,11 +141,15 @@ pub(super) fn run<T>(
     progress: impl FnMut(Duration),
     read: impl FnOnce(&Outcome<'_>) -> T,
 ) -> Result<T, RunError> {
-    let world: &'static World = Box::leak(new_world(log_entries(spec)));
+    let owned_world = Box::into_raw(new_world(log_entries(spec)));
+    // SAFETY: valid until it is freed below, if it is.
+    let world: &'static World = unsafe { &*owned_world };
     let guest = world.guest.as_ref();
     let host = if spec.paravirtual { Some(threads(spec.host, guest.region(), spec.vcpus)?) } else { None };
-    let machine: &'static Machine =
-        Box::leak(Box::new(Machine { guest, host, arena: Arena::new(), pause_window: pause_window(spec) }));
+    let machine = Machine { guest, host, arena: Arena::new(), pause_window: pause_window(spec) };
+    let owned_machine = Box::into_raw(Box::new(machine));
+    // SAFETY: as above.
+    let machine: &'static Machine = unsafe { &*owned_machine };
     let job = &world.job;
     fill(job, spec, 0, 0);
 
@@ -162,18 +175,29 @@ pub(super) fn run<T>(
         }));
     }
 
-    let watched = Watched { running: Arc::clone(&running), job };
+    let watched = Watched { count: spec.vcpus, running: Arc::clone(&running), job };
     let (ended, times) = watch(job, &watched, limits, interrupt, progress);
-    if let Ended::Hung { sections } = ended {
+    if let Some(host) = &machine.host
+        && !matches!(ended, Ended::Hung { .. })
+    {
+        host.shut_down();
+    }
+    let asked = Instant::now();
+    while running.load(Ordering::Acquire) > 0 && !matches!(ended, Ended::Hung { .. }) && asked.elapsed() < END {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    if running.load(Ordering::Acquire) > 0 {
+        if ended == Ended::Failed {
+            // One has panicked with a lock held; the others wait for it.
+            return Err(RunError::Panicked);
+        }
+        let sections = job.done.iter().fold(0, |sum: u64, done| sum.wrapping_add(done.sections.load(Ordering::Relaxed)));
         // The threads cannot be ended; their world stays.
         let dump = machine.host.iter().flat_map(Threads::dump).fold(String::new(), |mut text, sleeper| {
             let _ = writeln!(text, "{sleeper}");
             text
         });
         return Err(RunError::Hung { sections, seconds: limits.watchdog.as_secs_f64(), dump });
-    }
-    if let Some(host) = &machine.host {
-        host.shut_down();
     }
     let panicked = handles.into_iter().map(|handle| handle.join().is_err()).filter(|&panicked| panicked).count() > 0;
     let result = if panicked {
@@ -182,11 +206,11 @@ pub(super) fn run<T>(
         let host = machine.host.as_ref().map(Threads::statistics).unwrap_or_default();
         Ok(read(&Outcome { ended, times, job, log: LogView::new(&world.log, spec.log), host, exits: None }))
     };
-    // SAFETY: both were leaked from boxes above; all threads that saw them have been joined, and what `read` returned does
-    // not borrow from them.
+    // SAFETY: both came from boxes above; all threads that saw them have been joined, and what `read` returned does not borrow
+    // from them.
     unsafe {
-        drop(Box::from_raw(std::ptr::from_ref(machine).cast_mut()));
-        drop(Box::from_raw(std::ptr::from_ref(world).cast_mut()));
+        drop(Box::from_raw(owned_machine));
+        drop(Box::from_raw(owned_world));
     }
     result
 }
