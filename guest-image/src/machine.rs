@@ -55,7 +55,9 @@ impl Platform for Machine {
     }
 
     fn kick(vcpu: VcpuId) {
-        ring(Doorbell::Kick(vcpu));
+        if let Some(pio) = doorbell() {
+            GUEST.as_ref().kick(&pio, vcpu);
+        }
     }
 }
 

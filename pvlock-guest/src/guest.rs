@@ -76,7 +76,7 @@ impl<const N: usize> Guest<N> {
         #[allow(clippy::new_without_default, reason = "a guest is a static")]
         pub const fn new() -> Self {
             Self {
-                region: Region::new(Features::HALT),
+                region: Region::new(Features::HALT.union(Features::KICK_WORD)),
                 vcpus: array!(CachePadded::new(PerVcpu { depth: AtomicU32::new(0), budget: AtomicU32::new(0), behind: AtomicU32::new(0) })),
                 waiters: array!(Bucket::new()),
                 state: CachePadded::new(AtomicU32::new(0)),
@@ -202,6 +202,15 @@ impl<'a> GuestRef<'a> {
         match ring.call(Doorbell::Offline(vcpu)) {
             Status::Ok => Ok(()),
             error => Err(error),
+        }
+    }
+
+    /// What [`Platform::kick`](crate::Platform::kick) does where kicks are doorbells: rings the host, or only counts the kick in
+    /// memory while the host says that somebody looks there.
+    #[inline]
+    pub fn kick(&self, ring: &impl Ring, vcpu: VcpuId) {
+        if self.region.announce_kick(vcpu) {
+            ring.ring(Doorbell::Kick(vcpu).encode());
         }
     }
 

@@ -44,6 +44,10 @@ pub enum EngineError {
     /// See [`ConfigError`].
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// A driver cannot start the thread of the poller that the policy asks for.
+    #[cfg(feature = "std")]
+    #[error("the poller's thread cannot be started: {0}")]
+    Thread(std::io::ErrorKind),
 }
 
 impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {

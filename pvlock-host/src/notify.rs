@@ -12,15 +12,15 @@
 
 use crate::statistics::Counters;
 use crate::sync::{Ordering, fence};
-use crate::{Engine, GuestMemory, Waker};
-use pvlock_protocol::{Features, HostFlags};
+use crate::{Engine, GuestMemory, Queue, Waker};
+use pvlock_protocol::{Features, HostFlags, VcpuId};
 
 impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     /// A poller is awake from now on: it calls [`Engine::poll`] again and again until [`Engine::poller_sleeps`]. `false` if
     /// the guest does not count its kicks, or no region is registered: then there is nothing to poll for.
     pub fn poller_wakes(&self) -> bool {
         let accepted = Features::from_bits(self.policies.accepted.load(Ordering::Relaxed));
-        let counts = self.config.policy.count_kicks && accepted.contains(Features::KICK_WORD) && self.registered().is_some();
+        let counts = self.config.policy.poller.is_some() && accepted.contains(Features::KICK_WORD) && self.registered().is_some();
         if counts {
             self.change_flags(|flags| flags.union(HostFlags::POLLER));
         }
@@ -37,14 +37,30 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             // The guest's word, read once. Any change is a kick, whatever it says.
             if self.policies.kicks_are_news(vcpu, region.kick_word(vcpu)) {
                 kicked += 1;
-                Counters::count(&own.counters.kicks);
                 Counters::count(&own.counters.polled);
-                if own.kick() {
-                    waker.wake(vcpu);
-                }
+                self.kicked(vcpu, waker);
             }
         }
         kicked
+    }
+
+    /// `target` was kicked, and nobody knows by whom: the kick was seen by a poller, or came through an eventfd. Counts in no
+    /// limit, as kicks that come together are one.
+    ///
+    /// A target that sleeps on its holder's queue is kicked by that holder; others hand no queue over.
+    pub fn kicked(&self, target: VcpuId, waker: &impl Waker) {
+        let Some(own) = self.vcpu(target) else { return };
+        Counters::count(&own.counters.kicks);
+        // Before the kick lets it wait for something else.
+        let (lock, from) = (own.link.lock.load(Ordering::Relaxed), own.link.owner());
+        if own.kick() {
+            waker.wake(target);
+        }
+        if self.config.queue == Queue::Holder
+            && let Some(from) = from
+        {
+            self.queues().hand_over(from, target, lock);
+        }
     }
 
     /// The poller goes to sleep: guests ring again, and what they counted until they saw that is delivered.

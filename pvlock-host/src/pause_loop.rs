@@ -85,8 +85,10 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     }
 
     /// Changes the settings that the guest sees while it runs. Everybody is woken, as who sleeps did so under the old ones.
+    /// [`HostFlags::POLLER`] is no setting, and stays as it is: a guest that is told of a poller rings nobody.
     pub fn set_flags(&self, flags: HostFlags, waker: &impl Waker) {
-        self.change_flags(|_| flags);
+        let poller = HostFlags::POLLER;
+        self.change_flags(|now| flags.without(poller).union(now.intersection(poller)));
         self.wake_all(waker);
     }
 
@@ -210,6 +212,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         let mut known = false;
         let picked = self.policies.boosts.pick(self.config.policy.pivot, vcpu.index(), |candidate| {
             let Some(candidate) = VcpuId::new(candidate) else { return false };
+            // Most of them, and what a long search costs.
+            if self.policies.run_state(candidate) == RunState::Running {
+                known = true;
+                return false;
+            }
             let placement = self.placement(candidate, scheduler);
             known |= placement != Placement::Unknown;
             placement == Placement::Preempted && scheduler.backlog(candidate) != Some(0)

@@ -50,7 +50,7 @@ impl Registration {
 impl<M: GuestMemory> Registered<'_, M> {
     /// Answers the guest's header.
     pub(crate) fn answer(memory: &M, base: u64, geometry: &Geometry, config: &crate::Config, flags: u64) -> Features {
-        let supported = if config.policy.count_kicks { SUPPORTED.union(Features::KICK_WORD) } else { SUPPORTED };
+        let supported = if config.policy.poller.is_some() { SUPPORTED.union(Features::KICK_WORD) } else { SUPPORTED };
         let accepted = geometry.features.intersection(supported);
         memory.store(base + header::FLAGS as u64, flags);
         memory.store(base + header::SPIN_BUDGET as u64, config.spin_budget);

@@ -77,7 +77,7 @@ counters! {
     cycles,
     /// KICK doorbells that this vCPU rang.
     kicks_sent,
-    /// KICK doorbells for this vCPU.
+    /// Kicks of this vCPU, however they came.
     kicks,
     /// Sleeps of this vCPU that a kick ended.
     kicked,
@@ -93,7 +93,7 @@ counters! {
     served,
     /// Pause-loop exits and PAUSE_LOOP doorbells.
     pause_loops,
-    /// Kicks of this vCPU that a poller found in its record.
+    /// Those of them that a poller found in its record.
     polled,
     /// Sleeps until the awaited vCPU is scheduled in, that this ended.
     drained,

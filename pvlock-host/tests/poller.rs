@@ -6,12 +6,12 @@ use common::*;
 use pvlock_host::hypercalls::{Doorbell, Status};
 use pvlock_host::protocol::offset::{header, record};
 use pvlock_host::protocol::{Features, HostFlags, RECORD_STRIDE, Region};
-use pvlock_host::{Config, Engine, Nested, Policy, Resume, Unpark, Verdict};
+use pvlock_host::{Config, Engine, Nested, Policy, Poller, Resume, Unpark, Verdict};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
 fn counting() -> Config {
-    Config { policy: Policy { count_kicks: true, ..Policy::default() }, ..Config::default() }
+    Config { policy: Policy { poller: Some(Poller::default()), ..Policy::default() }, ..Config::default() }
 }
 
 fn rig(config: Config, features: Features) -> Rig {
@@ -31,6 +31,8 @@ fn each_change_of_a_kick_word_is_one_kick_and_no_more() {
     let flags = || HostFlags::from_bits(rig.ram.word(header::FLAGS).load(SeqCst));
     assert!(rig.engine.poller_wakes());
     assert_eq!(flags(), HostFlags::POLLER);
+    rig.engine.set_flags(HostFlags::default(), &rig.waker());
+    assert_eq!(flags(), HostFlags::POLLER, "settings do not change whether somebody polls");
     rig.sleep(0, waits(1, 1), None);
     assert_eq!(rig.engine.poll(&rig.waker()), 0);
     word(0).fetch_add(5, SeqCst);
@@ -45,6 +47,8 @@ fn each_change_of_a_kick_word_is_one_kick_and_no_more() {
     word(0).store(u64::MAX, SeqCst);
     rig.engine.poller_sleeps(&rig.waker());
     assert_eq!((flags(), rig.woken()), (HostFlags::default(), vec![0]));
+    rig.engine.set_flags(HostFlags::POLLER.union(HostFlags::OFF), &rig.waker());
+    assert_eq!(flags(), HostFlags::OFF);
     let counts = rig.engine.statistics();
     assert_eq!((counts.polled, counts.kicks, counts.kicks_sent), (3, 3, 0));
 }

@@ -8,7 +8,7 @@
 use loom::thread;
 use pvlock_host::hypercalls::Doorbell;
 use pvlock_host::protocol::{Features, Region, SlotIndex, VcpuId};
-use pvlock_host::{Config, Engine, Nested, Policy, Verdict};
+use pvlock_host::{Config, Engine, Nested, Policy, Poller, Verdict};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -19,7 +19,7 @@ fn a_kick_is_rung_or_seen_by_the_last_look() {
     builder.check(|| {
         let sleeper = VcpuId::new(0).unwrap();
         let region: &'static Region<1> = Box::leak(Box::new(Region::new(Features::HALT.union(Features::KICK_WORD))));
-        let policy = Policy { count_kicks: true, ..Policy::default() };
+        let policy = Policy { poller: Some(Poller::default()), ..Policy::default() };
         let vm: Engine<_, parking_lot::RawMutex> =
             Engine::new(Config { policy, ..Config::default() }, 1, Nested(region.as_ref())).unwrap();
         let vm = Arc::new(vm);

@@ -174,6 +174,15 @@ pub fn summary(plan: &Plan, report: &Report) -> String {
         host.spurious,
         host.forced
     );
+    // Of those that came through an eventfd, or were seen by a poller, nobody is the sender.
+    if host.kicks > host.kicks_sent {
+        let _ = writeln!(
+            text,
+            "host: {} kicks without an exit or call ({} seen by the poller)",
+            host.kicks - host.kicks_sent,
+            host.polled
+        );
+    }
     if host.pause_loops > 0 {
         let decisions: Vec<_> = host.decisions().map(|(decision, n)| format!("{decision} {n}")).collect();
         let _ = writeln!(text, "host: {} reports of spinning; decisions: {}", host.pause_loops, decisions.join(", "));

@@ -9,7 +9,7 @@ use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use pvlock_guest_image::job::{self, Workload};
 use pvlock_guest_image::{LockKind, job::MAX_LOCKS};
 use pvlock_host::protocol::HostFlags;
-use pvlock_host::{Config, Policy, Queue, Statistics};
+use pvlock_host::{Config, Policy, Poller, Queue, Statistics};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -47,6 +47,17 @@ pub enum QueueChoice {
     Previous,
     /// Nobody's.
     None,
+}
+
+/// How kicks reach the host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum NotifyChoice {
+    /// Each by an exit (on threads, a call) of its own.
+    Immediate,
+    /// Without one while a thread of the host looks for them in memory, which it does if there are many and a CPU is idle.
+    Poller,
+    /// Through eventfds and a thread of the host, without exits; only on KVM.
+    Ioeventfd,
 }
 
 fn lock(name: &str) -> Result<LockKind, String> {
@@ -121,6 +132,9 @@ pub struct Options {
     /// Sleepers that a resuming vCPU wakes before they are kicked
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=64))]
     pub wake_ahead: u32,
+    /// How kicks reach the host
+    #[arg(long, value_enum, default_value_t = NotifyChoice::Immediate)]
+    pub notify: NotifyChoice,
     /// Privilege level of the guest
     #[arg(long, value_enum, default_value_t = CplChoice::Auto)]
     pub cpl: CplChoice,
@@ -206,6 +220,12 @@ pub enum PlanError {
         /// CPUs.
         pcpus: usize,
     },
+    /// Eventfds without KVM.
+    #[error("--notify ioeventfd is KVM's, and there is none here ({why}): use --backend kvm, or --notify poller or immediate")]
+    NeedsKvm {
+        /// Why it would run on threads.
+        why: String,
+    },
     /// A lock that a guest cannot use.
     #[error("`{lock}` sleeps in the operating system, and the guest has none: add --backend threads, or leave it out of --locks")]
     NeedsThreads {
@@ -222,6 +242,9 @@ impl Options {
     /// See [`PlanError`].
     pub fn plan(&self) -> Result<Plan, PlanError> {
         let (backend, why) = self.backend()?;
+        if self.notify == NotifyChoice::Ioeventfd && matches!(backend, Backend::Threads) {
+            return Err(PlanError::NeedsKvm { why });
+        }
         let pcpus = std::thread::available_parallelism().map_or(1, usize::from);
         let counts = match self.vcpus {
             Some(vcpus) => vec![vcpus as usize],
@@ -305,6 +328,7 @@ impl Options {
         };
         // The parser lets no other name through.
         let policy = Policy::named(&self.policy).unwrap_or_default();
+        let policy = Policy { poller: (self.notify == NotifyChoice::Poller).then(Poller::default), ..policy };
         let flags = if self.dedicated { HostFlags::DEDICATED } else { HostFlags::default() };
         let one = matches!(self.workload, Workload::Counter | Workload::PingPong | Workload::Stuck | Workload::Panic);
         Spec {
@@ -322,6 +346,7 @@ impl Options {
             },
             host: Config { queue, wake_ahead: self.wake_ahead, flags, spin_budget: self.spin, policy, ..Config::default() },
             paravirtual: true,
+            ioeventfd: self.notify == NotifyChoice::Ioeventfd,
         }
     }
 }

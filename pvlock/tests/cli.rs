@@ -174,6 +174,22 @@ fn a_lock_that_needs_an_operating_system_is_refused_in_a_vm() {
 }
 
 #[test]
+fn eventfds_are_refused_without_a_vm() {
+    let output = pvlock(&["--backend", "threads", "--notify", "ioeventfd"]);
+    assert!(!output.status.success());
+    let error = text(&output.stderr);
+    assert!(error.contains("--backend kvm") && error.contains("--notify poller"), "{error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+}
+
+#[test]
+fn a_poller_can_be_asked_for() {
+    let arguments = ["--backend", "threads", "--seconds", "0.1", "--vcpus", "2", "--locks", "ticket", "--notify", "poller"];
+    let output = pvlock(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+}
+
+#[test]
 fn a_checking_run_shows_the_order() {
     let output = pvlock(&["--backend", "threads", "--seconds", "0.2", "--vcpus", "4", "--locks", "ticket", "--check"]);
     let table = text(&output.stdout);
@@ -205,6 +221,7 @@ fn wrong_options_get_one_error_that_says_what_to_do() {
         (["--backend", "xen"], "possible values"),
         (["--repeat", "0"], "1..=1000"),
         (["--plot", "x"], "--sweep"),
+        (["--notify", "x"], "ioeventfd"),
     ] {
         let output = pvlock(&arguments);
         assert!(!output.status.success(), "{arguments:?}");

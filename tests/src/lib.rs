@@ -68,6 +68,7 @@ pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
         log: 300 * vcpus as u64,
         host: Config { deadline_ns: DEADLINE_NS, ..Config::default() },
         paravirtual: true,
+        ioeventfd: false,
     }
 }
 

@@ -3,11 +3,14 @@
 //! Works on PIO, MMIO and MSR exits. The vCPU's thread sleeps in user space, where an in-kernel interrupt controller cannot
 //! see it: call [`Driver::interrupt`] when you inject an interrupt, or let only waiters with interrupts off halt this way.
 
+use super::kicker::Kicker;
 use super::{Driver, Outcome};
 use crate::GuestMemory;
-use kvm_ioctls::VcpuExit;
+use kvm_ioctls::{VcpuExit, VmFd};
 use pvlock_hypercalls::{Access, Transport};
 use pvlock_protocol::VcpuId;
+use std::io;
+use std::sync::Arc;
 
 impl<M: GuestMemory> Driver<M> {
     /// Handles an exit of `vcpu` if it is a doorbell at `transport`, sleeping if the engine says so, and else hands it back.
@@ -55,5 +58,27 @@ impl<M: GuestMemory> Driver<M> {
                 *byte = answer;
             }
         })
+    }
+}
+
+impl<M: GuestMemory + 'static> Driver<M> {
+    /// Kicks at `transport` reach the engine through eventfds and a thread of the driver's from now on, without an exit to user
+    /// space: KVM signals an eventfd for each vCPU when its KICK word is written. Call it before the guest runs. Nothing
+    /// changes for the guest; [`Driver::shut_down`] and dropping the driver end the thread.
+    ///
+    /// Right where an exit to user space costs the kicker more than the thread's CPU time costs the machine: the kick arrives
+    /// later, by one more wake-up. Kicks are not limited then, see `Policy::limits`; those that come together are one.
+    ///
+    /// # Errors
+    ///
+    /// [`io::ErrorKind::Unsupported`] if `transport` is neither port nor memory-mapped I/O, [`io::ErrorKind::AlreadyExists`] the
+    /// second time, or the kernel's.
+    pub fn kick_by_eventfd(&self, transport: Transport, vm: &VmFd) -> io::Result<()> {
+        let mut kicker = self.kicker.lock();
+        if kicker.is_some() {
+            return Err(io::ErrorKind::AlreadyExists.into());
+        }
+        *kicker = Some(Kicker::start(Arc::clone(&self.inner), transport, vm)?);
+        Ok(())
     }
 }

@@ -53,18 +53,20 @@ impl Boosts {
         // A turn of the last n - 2: in n - 1 calls that pick somebody, each of the n - 1 others can have one.
         let recent = (turns + 1).saturating_sub((n as u64).saturating_sub(2)).max(1);
         let mut oldest = None;
-        let behind = (start + 1..n).chain(0..(start + 1).min(n));
-        for candidate in behind.filter(|&candidate| candidate != from) {
-            let Some(boost) = self.vcpus.get(candidate) else { break };
-            if !eligible(candidate) {
-                continue;
-            }
-            let turn = boost.turn.load(Ordering::Relaxed);
-            if turn < recent {
-                return Some(candidate);
-            }
-            if oldest.is_none_or(|(first, _)| turn < first) {
-                oldest = Some((turn, candidate));
+        // Two plain loops: a chain of ranges is tested at each step.
+        for range in [start + 1..n, 0..(start + 1).min(n)] {
+            for candidate in range {
+                if candidate == from || !eligible(candidate) {
+                    continue;
+                }
+                let Some(boost) = self.vcpus.get(candidate) else { break };
+                let turn = boost.turn.load(Ordering::Relaxed);
+                if turn < recent {
+                    return Some(candidate);
+                }
+                if oldest.is_none_or(|(first, _)| turn < first) {
+                    oldest = Some((turn, candidate));
+                }
             }
         }
         oldest.map(|(_, candidate)| candidate)

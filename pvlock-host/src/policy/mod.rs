@@ -65,8 +65,9 @@ pub struct Policy {
     pub window: Option<Window>,
     /// How often a VM may ring.
     pub limits: Limits,
-    /// Whether a guest may count its kicks in its records while a poller is awake: see `Engine::poller_wakes`.
-    pub count_kicks: bool,
+    /// When a poller looks at kicks that the guest only counts; `None`: every kick is rung. Drivers run one if it is asked
+    /// for; who uses the engine alone calls `Engine::poller_wakes`.
+    pub poller: Option<Poller>,
 }
 
 impl Default for Policy {
@@ -80,7 +81,7 @@ impl Default for Policy {
             undercommit: Some(Undercommit::default()),
             window: None,
             limits: Limits::default(),
-            count_kicks: false,
+            poller: None,
         }
     }
 }

@@ -12,12 +12,14 @@ pub struct Poller {
     pub patience: u32,
     /// So many kicks in a period are worth staying awake for.
     pub keep: u32,
+    /// A CPU is set aside for it: drivers do not ask for a spare one.
+    pub own_cpu: bool,
 }
 
 impl Default for Poller {
     fn default() -> Self {
         // In periods of 1 ms: an exit of some µs each 50 µs is what a CPU that polls can save.
-        Self { enter: 20, patience: 4, keep: 5 }
+        Self { enter: 20, patience: 4, keep: 5, own_cpu: false }
     }
 }
 
@@ -52,7 +54,7 @@ mod tests {
 
     #[test]
     fn it_wakes_for_many_kicks_and_sleeps_after_patience_or_for_want_of_a_cpu() {
-        let poller = Poller { enter: 10, patience: 2, keep: 3 };
+        let poller = Poller { enter: 10, patience: 2, keep: 3, own_cpu: false };
         let mut now = Polling::default();
         // Kicks, a spare CPU, awake afterwards.
         let periods = [

@@ -67,7 +67,9 @@ pub(super) fn run<T>(
     let log_address = job_address + (size_of::<Job>() as u64).next_multiple_of(4096);
     let ram_bytes = (log_address + log_bytes(spec)).max(layout::MIN_RAM);
     let transport = Transport::Pio(Pio { port: DEFAULT_PORT });
-    let offer = spec.paravirtual.then_some(Offer { features: Features::HALT.union(Features::PAUSE_LOOP), transport });
+    let counted = if spec.host.policy.poller.is_some() { Features::KICK_WORD } else { Features::default() };
+    let features = Features::HALT.union(Features::PAUSE_LOOP).union(counted);
+    let offer = spec.paravirtual.then_some(Offer { features, transport });
 
     let config = VmConfig { vcpus: spec.vcpus, ram_bytes, cpl };
     let vm = Vm::new(&vm::open()?, &config, crate::GUEST_IMAGE, |_, leaves| announce(offer, leaves))?;
@@ -85,6 +87,9 @@ pub(super) fn run<T>(
     fill(job, spec, if spec.paravirtual { DEFAULT_PORT.into() } else { 0 }, if spec.log > 0 { log_address } else { 0 });
 
     let driver = Arc::new(Driver::new(spec.host, spec.vcpus, Ram(Arc::clone(&memory)))?);
+    if spec.paravirtual && spec.ioeventfd {
+        driver.kick_by_eventfd(transport, vm.fd()).map_err(RunError::Ioeventfd)?;
+    }
     let doorbells = Arc::clone(&driver);
     let running = vm.start(move |vcpu, exit| {
         let Some(vcpu) = VcpuId::new(vcpu) else { return Next::Unhandled };

@@ -34,6 +34,8 @@ pub struct Spec {
     pub host: Config,
     /// Whether the guest gets a host at all.
     pub paravirtual: bool,
+    /// Whether kicks reach the host through eventfds, without exits. Without a VM there are none.
+    pub ioeventfd: bool,
 }
 
 /// What a run left behind.
@@ -81,6 +83,9 @@ pub enum RunError {
     /// The host engine refuses its settings.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// KVM signals no eventfds for the doorbell.
+    #[error("kicks through eventfds: {0}")]
+    Ioeventfd(std::io::Error),
     /// Guest memory is too small: a mistake in this program.
     #[error("guest memory: {0}")]
     Memory(#[from] OutOfRange),

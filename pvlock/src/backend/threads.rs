@@ -85,7 +85,9 @@ impl Platform for Thread {
     }
 
     fn kick(vcpu: VcpuId) {
-        Self::ring(Doorbell::Kick(vcpu));
+        if let Some(Current { machine: Machine { host: Some(host), guest, .. }, vcpu: own }) = CURRENT.get() {
+            guest.kick(&host.doorbell(own), vcpu);
+        }
     }
 }
 

@@ -162,6 +162,11 @@ impl Vm {
         &self.memory
     }
 
+    /// The VM as KVM knows it, to register eventfds with.
+    pub fn fd(&self) -> &VmFd {
+        &self.fd
+    }
+
     /// The part of guest RAM that the workload may use as it likes.
     pub fn shared_area(&self) -> Range<u64> {
         layout::SHARED..self.memory.len()
