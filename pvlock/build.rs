@@ -66,12 +66,11 @@ fn build() -> Result<PathBuf, String> {
         .current_dir(&root)
         // Replaces flags from the environment and from cargo's configuration files alike.
         .env("CARGO_ENCODED_RUSTFLAGS", "-Crelocation-model=static")
-        .env("CARGO_PROFILE_RELEASE_PANIC", "abort")
         .args(["rustc", "--package", "pvlock-guest-image", "--bin", "pvlock-guest"])
-        .args(["--features", "freestanding", "--release", "--target", TARGET])
+        .args(["--features", "freestanding", "--profile", "guest", "--target", TARGET])
         .arg("--target-dir")
         .arg(&target_dir)
-        .args(["--", "-C", "relocation-model=static", "-C", "panic=abort", "-C", "strip=debuginfo"]);
+        .args(["--", "-C", "relocation-model=static", "-C", "strip=debuginfo"]);
 
     let arguments: Vec<_> = command.get_args().map(|argument| argument.to_string_lossy()).collect();
     let shown = format!("cargo {}", arguments.join(" "));
@@ -84,7 +83,7 @@ fn build() -> Result<PathBuf, String> {
             String::from_utf8_lossy(&output.stderr)
         ));
     }
-    let image = target_dir.join(TARGET).join("release").join("pvlock-guest");
+    let image = target_dir.join(TARGET).join("guest").join("pvlock-guest");
     match fs::metadata(&image) {
         Ok(data) if data.is_file() => Ok(image),
         _ => Err(format!("cargo succeeded but left no image at {}", image.display())),

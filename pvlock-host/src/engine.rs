@@ -153,7 +153,12 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             return Status::OutOfRange;
         }
         // A poller that was awake for the guest before is asleep for this one.
-        let flags = HostFlags::from_bits(self.policies.flags.load(Ordering::Relaxed)).without(HostFlags::POLLER).bits();
+        let mut flags = HostFlags::from_bits(self.policies.flags.load(Ordering::Relaxed)).without(HostFlags::POLLER);
+        // What a policy says of this moment is no promise for a guest that chooses its locks' mode now, for good.
+        if self.policies.calm.untell() {
+            flags = flags.without(HostFlags::DEDICATED);
+        }
+        let flags = flags.bits();
         self.policies.flags.store(flags, Ordering::Relaxed);
         let accepted = Registered::answer(&self.memory, base, &geometry, &self.config, flags);
         self.policies.accepted.store(accepted.bits(), Ordering::Relaxed);

@@ -233,6 +233,23 @@ fn row_23_row_28_the_guest_is_told_of_undercommit_and_sleepers_are_woken() {
 }
 
 #[test]
+fn row_28_a_guest_that_registers_is_not_promised_what_a_policy_saw_a_moment_ago() {
+    let mut config = config(PauseLoop::Yield);
+    config.policy.undercommit = Some(Undercommit { tell: true, calm: 1, quiet_ns: 100 });
+    let mut machine = Machine::new(config, 2);
+    let flags = |machine: &Machine| HostFlags::from_bits(machine.rig.ram.word(header::FLAGS).load(SeqCst));
+    machine.backlogs = vec![Some(0); 2];
+    machine.rig.now.store(1_000, SeqCst);
+    machine.decide(0, None);
+    assert_eq!(flags(&machine), HostFlags::DEDICATED);
+    assert_eq!(machine.rig.call(0, Doorbell::Unregister), Status::Ok);
+    assert_eq!(machine.rig.register(), Status::Ok);
+    assert_eq!(flags(&machine), HostFlags::default(), "or it would never halt again");
+    machine.decide(0, None);
+    assert_eq!(flags(&machine), HostFlags::DEDICATED, "told anew");
+}
+
+#[test]
 fn the_window_grows_for_nothing_shrinks_for_overcommit_and_outlives_scheduling() {
     let mut config = config(PauseLoop::DirectedYield);
     config.policy.window = Some(Window { floor: 100, ceiling: 1_000, start: 200, grow: 2, shrink: 4, actuator: Actuator::Ticks });

@@ -44,7 +44,7 @@ fn clippy(workspace: &Workspace) -> Vec<Command> {
     vec![
         workspace.cargo("clippy --workspace --exclude pvlock-guest-image --all-targets --all-features -- -D warnings"),
         workspace.cargo("clippy --package pvlock-guest-image --all-targets -- -D warnings"),
-        workspace.cargo("clippy --package pvlock-guest-image --features freestanding --release --bins --lib -- -D warnings"),
+        workspace.cargo("clippy --package pvlock-guest-image --features freestanding --profile guest --bins --lib -- -D warnings"),
         workspace.loom("clippy --release --package pvlock-loom-tests --all-targets -- -D warnings"),
     ]
 }

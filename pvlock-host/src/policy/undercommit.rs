@@ -50,6 +50,12 @@ impl Calm {
         if config.tell && seen >= config.calm && quiet { self.tell(true) } else { None }
     }
 
+    /// Takes back what the guest has been told; whether there was anything.
+    pub(crate) fn untell(&self) -> bool {
+        self.in_a_row.store(0, Ordering::Relaxed);
+        self.tell(false).is_some()
+    }
+
     fn tell(&self, told: bool) -> Option<bool> {
         (self.told.load(Ordering::Relaxed) != told && self.told.swap(told, Ordering::Relaxed) != told).then_some(told)
     }
