@@ -16,7 +16,8 @@ mod models {
         let next = machine.spawn(1, move || {
             // SAFETY: as above. `retire` only tells loom that the memory belongs to this thread alone now.
             unsafe {
-                (*lock).lock();
+                // Never released.
+                let _ = (*lock).lock();
                 (*lock).retire();
             }
         });
