@@ -11,13 +11,14 @@ use std::rc::Rc;
 struct Place(#[allow(dead_code, reason = "only its size counts")] MaybeUninit<[u64; 8]>);
 
 thread_local! {
-    static PLACE: std::cell::UnsafeCell<Place> = const { std::cell::UnsafeCell::new(Place(MaybeUninit::uninit())) };
+    static PLACES: [std::cell::UnsafeCell<Place>; 2] =
+        const { [const { std::cell::UnsafeCell::new(Place(MaybeUninit::uninit())) }; 2] };
 }
 
-/// The lock of this execution, at an address that is the same in every execution of a model: see `machine`.
-fn in_place<L: 'static>(new: L) -> &'static L {
+/// A lock of this execution, at an address that is the same in every execution of a model: see `machine`.
+fn in_place<L: 'static>(place: usize, new: L) -> &'static L {
     const { assert!(size_of::<L>() <= size_of::<Place>() && align_of::<L>() <= align_of::<Place>()) };
-    let lock: *mut L = PLACE.with(|place| place.get().cast());
+    let lock: *mut L = PLACES.with(|places| places[place].get().cast());
     // SAFETY: the place is large enough and lives as long as this OS thread, on which all threads of its models run; the
     // locks of earlier executions, which nobody uses any more, need no drop.
     unsafe {
@@ -26,7 +27,7 @@ fn in_place<L: 'static>(new: L) -> &'static L {
     }
 }
 
-/// A lock and what it protects. There is one per execution of a model.
+/// A lock and what it protects. There are two per execution of a model at most.
 #[derive(Debug)]
 pub struct Work<L: 'static> {
     lock: &'static L,
@@ -38,7 +39,12 @@ pub struct Work<L: 'static> {
 impl<L> Work<L> {
     /// Work under `lock`, which is free.
     pub fn new(lock: L) -> Self {
-        Self { lock: in_place(lock), data: UnsafeCell::new(0), visits: Cell::new(0) }
+        Self { lock: in_place(0, lock), data: UnsafeCell::new(0), visits: Cell::new(0) }
+    }
+
+    /// The second work of this execution, under `lock`, which is free.
+    pub fn beside(lock: L) -> Self {
+        Self { lock: in_place(1, lock), data: UnsafeCell::new(0), visits: Cell::new(0) }
     }
 
     /// The lock.

@@ -4,10 +4,12 @@ pvlock_loom_tests::models_only_under_loom!();
 
 #[cfg(pvlock_loom)]
 mod models {
+    use pvlock_guest::PreemptableTicketLock;
     use pvlock_guest::mutation::Mutation;
     use pvlock_loom_tests::{
-        Config, InterruptAt, InterruptKick, Kick, Machine, Model, SlotLatches, VcpuLatch, Wait, WorkOn, panic_of,
+        Config, InterruptAt, InterruptKick, Kick, Machine, Model, OnMachine, SlotLatches, VcpuLatch, Wait, Work, WorkOn, panic_of,
     };
+    use std::rc::Rc;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Instant;
@@ -43,6 +45,31 @@ mod models {
         third.into_iter().for_each(|vcpu| vcpu.join().unwrap());
         outer.finish(N as u32);
         inner.finish(if machine.interrupted() { 2 } else { 1 });
+    }
+
+    /// The same with two preemptable locks and two vCPUs.
+    fn interrupted_preemptable<K: Kick>(config: Config, at: InterruptAt, inner_first: bool) {
+        let machine = Machine::new::<2>(config);
+        let outer = Work::shared(PreemptableTicketLock::<OnMachine<K>>::new());
+        let inner = Rc::new(Work::beside(PreemptableTicketLock::<OnMachine<K>>::new()));
+        let (outer_held, inner_held) = (outer.begin(), inner.begin());
+        machine.interrupt(at, {
+            let inner = inner.clone();
+            move || inner.once()
+        });
+        let waiter = {
+            let outer = outer.clone();
+            machine.spawn(1, move || outer.once())
+        };
+        if inner_first {
+            inner.end(inner_held);
+            outer.end(outer_held);
+        } else {
+            outer.end(outer_held);
+            inner.end(inner_held);
+        }
+        waiter.join().unwrap();
+        assert_eq!((outer.visits(), inner.visits()), (2, if machine.interrupted() { 2 } else { 1 }));
     }
 
     /// Explores `check` for each step until none is left; `check` says whether to go on.
@@ -118,6 +145,38 @@ mod models {
     #[test]
     fn row_04_latch_for_each_slot_and_three_vcpus() {
         holds::<SlotLatches, 3>(false);
+    }
+
+    const PREEMPTABLE: Model = Model::bounded("interrupted waiter of a preemptable lock", 3);
+
+    #[test]
+    fn row_04_preemptable() {
+        for inner_first in [false, true] {
+            let mut executions = 0;
+            let steps = at_every_step(0, |at| {
+                let model = move || interrupted_preemptable::<SlotLatches>(config::<2>(false), at.clone(), inner_first);
+                executions += PREEMPTABLE.executions(model);
+                true
+            });
+            println!("interrupted waiter of a preemptable lock: holds at {steps} steps, {executions} executions");
+            assert!(steps > 10, "an interrupt came at each step of a wait");
+        }
+    }
+
+    #[test]
+    fn row_04_preemptable_with_one_slot_for_both_waits_fails() {
+        Mutation::SlotShared.with(|| {
+            let fatal = |inner_first| {
+                let mut panic = None;
+                at_every_step(0, |at| {
+                    let model = move || interrupted_preemptable::<SlotLatches>(config::<2>(false), at.clone(), inner_first);
+                    panic = panic_of(|| _ = PREEMPTABLE.executions(model));
+                    panic.is_none()
+                });
+                panic.is_some_and(|panic| panic.contains("deadlock"))
+            };
+            assert!(fatal(false) || fatal(true), "survives an interrupt at every step");
+        });
     }
 
     #[test]

@@ -104,6 +104,32 @@ impl Vm {
         times.map(|time| time / self.batch() as u32)
     }
 
+    /// On each of so many threads a pair of vCPUs with a lock of its own: one halts behind the other, is kicked, and is back.
+    /// The time of one such round.
+    fn pairs(&self, threads: usize, rounds: u64) -> Duration {
+        let barrier = std::sync::Barrier::new(threads);
+        let pair = |thread: usize| {
+            let (owner, waiter) = (2 * thread, 2 * thread + 1);
+            barrier.wait();
+            let start = Instant::now();
+            for _ in 0..rounds {
+                let _: Verdict = black_box(self.ring(waiter, Doorbell::Halt { slot: slot(), interrupts: false }));
+                let _: Verdict = black_box(self.ring(owner, Doorbell::Kick(vcpu(waiter))));
+                self.engine.unparked(vcpu(waiter), Unpark::Woken, 0, &Quiet);
+            }
+            start.elapsed()
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..threads)
+                .map(|thread| {
+                    let pair = &pair;
+                    scope.spawn(move || pair(thread))
+                })
+                .collect();
+            threads.into_iter().map(|thread| thread.join().expect("no panic")).max().unwrap_or_default()
+        })
+    }
+
     /// Pause-loop exits; `prepare` and `undo` are not timed.
     fn exits(&self, rounds: u64, prepare: impl Fn(), undo: impl Fn()) -> Duration {
         let mut time = Duration::ZERO;
@@ -132,6 +158,21 @@ fn decisions(criterion: &mut Criterion) {
             }
         }
     }
+    let mut group = criterion.benchmark_group("halt, kick and back, on threads that share nothing but the engine");
+    for threads in [1, 2] {
+        let vm = Vm::new(8, Queue::Previous, PauseLoop::Ignore);
+        for id in 0..8 {
+            // A lock for each pair.
+            let lock = LockId::new(64 * (id as u64 / 2 + 1)).expect("not 0");
+            let predecessor = Some(vcpu(id & !1));
+            let wait = Wait { lock, ticket: id as u32, state: WaitState::Halting, predecessor, holder: predecessor };
+            vm.region.as_ref().records[id].slot(slot()).publish(&wait);
+        }
+        group.bench_function(BenchmarkId::from_parameter(threads), |bencher| {
+            bencher.iter_custom(|rounds| vm.pairs(threads, rounds));
+        });
+    }
+    drop(group);
     let nothing = || ();
     let mut group = criterion.benchmark_group("pause loop, holder runs");
     for vcpus in [8, MOST] {
