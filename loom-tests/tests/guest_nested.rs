@@ -120,13 +120,14 @@ mod models {
         }
     }
 
-    /// There is a step at which an interrupt is fatal: somebody sleeps for good.
-    fn fails<K: Kick>(config: &Config) {
+    /// There is a step at which an interrupt is fatal in `model`: somebody sleeps for good. `run` gets the step, and which lock
+    /// is released first.
+    fn fails(model: Model, run: impl Fn(InterruptAt, bool) + Clone + Send + Sync + 'static) {
         let fatal = |inner_first| {
             let mut panic = None;
             let step = at_every_step(0, |at| {
-                let config = config.clone();
-                panic = panic_of(|| _ = NESTED_2.executions(move || interrupted::<K, 2>(config.clone(), at.clone(), inner_first)));
+                let run = run.clone();
+                panic = panic_of(|| _ = model.executions(move || run(at.clone(), inner_first)));
                 panic.is_none()
             });
             panic.is_some_and(|panic| {
@@ -135,6 +136,11 @@ mod models {
             })
         };
         assert!(fatal(false) || fatal(true), "survives an interrupt at every step");
+    }
+
+    /// [`fails`] with two ticket locks and two vCPUs.
+    fn tickets_fail<K: Kick + 'static>(config: Config) {
+        fails(NESTED_2, move |at, inner_first| interrupted::<K, 2>(config.clone(), at, inner_first));
     }
 
     #[test]
@@ -165,18 +171,8 @@ mod models {
 
     #[test]
     fn row_04_preemptable_with_one_slot_for_both_waits_fails() {
-        Mutation::SlotShared.with(|| {
-            let fatal = |inner_first| {
-                let mut panic = None;
-                at_every_step(0, |at| {
-                    let model = move || interrupted_preemptable::<SlotLatches>(config::<2>(false), at.clone(), inner_first);
-                    panic = panic_of(|| _ = PREEMPTABLE.executions(model));
-                    panic.is_none()
-                });
-                panic.is_some_and(|panic| panic.contains("deadlock"))
-            };
-            assert!(fatal(false) || fatal(true), "survives an interrupt at every step");
-        });
+        let run = |at, inner_first| interrupted_preemptable::<SlotLatches>(config::<2>(false), at, inner_first);
+        Mutation::SlotShared.with(|| fails(PREEMPTABLE, run));
     }
 
     #[test]
@@ -197,9 +193,9 @@ mod models {
     #[test]
     fn mutations() {
         println!("a machine that has one latch and says that it has one for each slot");
-        fails::<SlotLatches>(&Config { latches_shared: true, ..config::<2>(false) });
-        Mutation::SlotShared.with(|| fails::<SlotLatches>(&config::<2>(false)));
-        Mutation::HaltUnmasked.with(|| fails::<VcpuLatch>(&config::<2>(true)));
-        Mutation::HaltDeaf.with(|| fails::<InterruptKick>(&config::<2>(true)));
+        tickets_fail::<SlotLatches>(Config { latches_shared: true, ..config::<2>(false) });
+        Mutation::SlotShared.with(|| tickets_fail::<SlotLatches>(config::<2>(false)));
+        Mutation::HaltUnmasked.with(|| tickets_fail::<VcpuLatch>(config::<2>(true)));
+        Mutation::HaltDeaf.with(|| tickets_fail::<InterruptKick>(config::<2>(true)));
     }
 }
