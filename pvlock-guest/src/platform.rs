@@ -2,7 +2,7 @@
 
 use crate::GuestRef;
 use crate::sync::{AtomicU64, Ordering};
-use pvlock_protocol::{SlotIndex, VcpuId};
+use pvlock_protocol::{LockId, SlotIndex, VcpuId};
 
 /// The atomic word that waiters watch: `core`'s `AtomicU64`, or loom's in a model.
 pub type Word = AtomicU64;
@@ -52,6 +52,15 @@ pub trait Platform: Sized + 'static {
         core::hint::spin_loop();
     }
 
+    /// Spins until `ticks()` reaches `deadline`, for who knows that there is nothing to see before. A platform with TPAUSE or
+    /// simulated time puts it here.
+    #[inline]
+    fn delay(deadline: u64) {
+        while !passed(Self::ticks(), deadline) {
+            Self::relax();
+        }
+    }
+
     /// Waits while `word` is `value`, at most until `ticks()` reaches `deadline`, and returns what `word` is now (loaded with
     /// Acquire). May return early. A platform with UMWAIT, WFE or simulated time puts it here.
     #[inline]
@@ -64,6 +73,13 @@ pub trait Platform: Sized + 'static {
                 return now;
             }
         }
+    }
+
+    /// The identity under which waiters of a lock are published: opaque to the host, and different for locks that are in use at
+    /// the same time. By default the lock's address; a kernel that does not show its addresses has it here.
+    #[inline]
+    fn lock_id<T>(lock: &T) -> LockId {
+        LockId::of(lock)
     }
 
     /// Stops the vCPU until the latch of `slot` is set, and consumes it. `interrupts`: whether they are (or, where

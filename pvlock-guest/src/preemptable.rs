@@ -301,7 +301,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
     }
 
     fn id(&self) -> LockId {
-        LockId::of(self)
+        P::lock_id(self)
     }
 
     fn holder(&self) -> Option<VcpuId> {

@@ -190,7 +190,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
     }
 
     fn id(&self) -> LockId {
-        LockId::of(self)
+        P::lock_id(self)
     }
 
     fn holder(&self) -> Option<VcpuId> {
@@ -297,9 +297,9 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
             // Who is n places back is not served before n hand-overs: it looks that much more rarely, so that each hand-over
             // moves the cache line to few waiters.
             let places = (ticket.wrapping_sub(serving(now)) & Self::MASK) - 1;
-            let look = P::ticks().wrapping_add(u64::from(places.min(MOST_PLACES)) * TICKS_PER_PLACE);
-            while places > 0 && !passed(P::ticks(), look) && !passed(P::ticks(), deadline) {
-                P::relax();
+            if places > 0 {
+                let look = P::ticks().wrapping_add(u64::from(places.min(MOST_PLACES)) * TICKS_PER_PLACE);
+                P::delay(if passed(deadline, look) { look } else { deadline });
             }
             now = P::wait_while(word, before, deadline);
             if serving(now) == ticket {
