@@ -359,9 +359,10 @@ impl<P: Platform> PreemptableTicketLock<P> {
         }
     }
 
-    /// Waits for a change, in steps that are short against [`CLAIM`].
+    /// Waits for a change: of a free lock in steps that are short against [`CLAIM`], of one that is held in steps of twice as
+    /// much, as its owner may leave its CPU meanwhile.
     fn wait_while(&self, word: Word, now: u64, deadline: u64) -> Word {
-        let step = now.wrapping_add(CLAIM / 4);
+        let step = now.wrapping_add(if word.is(LOCKED) { CLAIM * 2 } else { CLAIM / 4 });
         let until = if deadline.wrapping_sub(step) as i64 > 0 { step } else { deadline };
         Word(P::wait_while(&self.word, word.0, until))
     }

@@ -1,0 +1,20 @@
+//! A deterministic simulator of hosts, VMs and schedulers, in which the real guest locks and the real host engine run.
+//!
+//! * [`scenario`]: what is simulated; [`run()`]: one run of it; [`outcome`]: what it shows.
+//! * [`machine`]: CPUs, exits, interrupts, cache lines. [`sched`]: the host's scheduler, a model. [`platform`]: what guest code
+//!   may ask for; it runs in coroutines.
+//! * [`locks`]: this project's, and the kinds that have been published. [`workload`]: what guests do.
+//! * [`params`]: what things cost, each with its source.
+
+pub mod event;
+pub mod locks;
+pub mod machine;
+pub mod outcome;
+pub mod params;
+pub mod platform;
+pub mod run;
+pub mod scenario;
+pub mod sched;
+pub mod workload;
+
+pub use run::run;
