@@ -15,6 +15,7 @@ pub mod platform;
 pub mod run;
 pub mod scenario;
 pub mod sched;
+pub mod tables;
 pub mod workload;
 
 pub use run::run;

@@ -24,6 +24,7 @@ struct World {
     _guest: Box<dyn Any>,
     locks: Box<[CachePadded<Lock>]>,
     unacknowledged: Box<[AtomicU64]>,
+    mail: Box<[AtomicU64]>,
 }
 
 /// A guest that has room for so many vCPUs.
@@ -121,6 +122,10 @@ fn build(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
     if gangs.is_some_and(|gangs| gangs > 1) {
         machine.gang_slice = Some(params.cycles(params.scheduler.gang_slice));
     }
+    if scenario.contender.rule == RuleKind::Clairvoyant {
+        // A bound.
+        machine.costs.switch = 0;
+    }
     let (mut code, mut worlds) = (Vec::new(), Vec::new());
     let everywhere: Arc<[usize]> = (0..scenario.cpus).collect();
     for (number, (vm, cpus)) in scenario.vms.iter().zip(&placed).enumerate() {
@@ -141,7 +146,7 @@ fn build(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
     }
     machine.at(warm_up, Event::Measure);
     machine.at(end, Event::Stop);
-    machine.start();
+    machine.start(params.times(scenario.cpus).latency);
     Ok(Simulation { code, machine: Some(machine), _worlds: worlds })
 }
 
@@ -168,10 +173,15 @@ fn add_vm(
         _guest: owner,
         locks: (0..vm.workload.locks(vm.vcpus)).map(|_| CachePadded::new(Lock::new(contender.lock))).collect(),
         unacknowledged: (0..vm.vcpus).map(|_| AtomicU64::new(0)).collect(),
+        mail: (0..vm.vcpus).map(|_| AtomicU64::new(0)).collect(),
     };
     // SAFETY: the boxes do not move and are dropped after the code, see `Simulation`.
-    let (locks, unacknowledged): (&'static [CachePadded<Lock>], &'static [AtomicU64]) =
-        unsafe { (&*(&raw const *world.locks), &*(&raw const *world.unacknowledged)) };
+    let (locks, unacknowledged, mail) = unsafe {
+        let locks: &'static [CachePadded<Lock>] = &*(&raw const *world.locks);
+        let unacknowledged: &'static [AtomicU64] = &*(&raw const *world.unacknowledged);
+        let mail: &'static [AtomicU64] = &*(&raw const *world.mail);
+        (locks, unacknowledged, mail)
+    };
     worlds.push(world);
     let ids = || (0..vm.vcpus).filter_map(VcpuId::new);
     let exits = contender.policy.is_some_and(|policy| policy.pause_loop != PauseLoop::Ignore);
@@ -207,7 +217,7 @@ fn add_vm(
         };
         machine.sched.add(number, allowed, cpu);
         machine.add(Some(number), id, Activity::Ready);
-        let workload = vm.workload.clone();
+        let workload = vm.workload;
         let vcpu = Vcpu {
             id,
             vcpus: vm.vcpus,
@@ -216,6 +226,7 @@ fn add_vm(
             lock_line,
             acknowledge_line,
             unacknowledged,
+            mail,
             params: scenario.params,
             random: Pcg64Mcg::new(random.random()),
         };

@@ -2,6 +2,7 @@
 
 use super::{Activity, After, Asleep, Event, Machine};
 use crate::sched::{CpuId, State, TaskId};
+use rand::RngExt;
 
 impl Machine {
     /// A CPU chooses who runs on it.
@@ -252,11 +253,14 @@ impl Machine {
         }
     }
 
-    /// Begins the run: everybody wants a CPU.
-    pub(crate) fn start(&mut self) {
+    /// Begins the run: everybody wants a CPU within the next `latency` cycles, or all would change places at the same ticks.
+    pub(crate) fn start(&mut self, latency: u64) {
         for task in 0..self.vcpus.len() {
-            if self.vcpus[task].activity != Activity::Ended {
-                self.make_runnable(task, None);
+            let vcpu = &mut self.vcpus[task];
+            if vcpu.activity != Activity::Ended {
+                vcpu.asleep = Some(Asleep::Stolen);
+                let at = self.random.random_range(0..latency);
+                self.at(at, Event::Wake { task, sleep: 0, how: pvlock_host::Unpark::Woken, waker: self.sched.cpu_of(task) });
             }
         }
         if let Some(slice) = self.gang_slice {

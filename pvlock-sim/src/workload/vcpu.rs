@@ -22,6 +22,8 @@ pub(crate) struct Vcpu {
     pub(crate) lock_line: LineId,
     pub(crate) acknowledge_line: LineId,
     pub(crate) unacknowledged: &'static [AtomicU64],
+    /// Messages for each vCPU.
+    pub(crate) mail: &'static [AtomicU64],
     pub(crate) params: Params,
     pub(crate) random: Pcg64Mcg,
 }
