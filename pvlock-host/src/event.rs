@@ -101,7 +101,8 @@ reasons! {
 pub struct Park {
     /// Wake up by then, in ns of the driver's clock.
     pub until: u64,
-    /// On whose queue the sleeper stands.
+    /// On whose queue the sleeper stands: the vCPU that it waits for. A scheduler that lets this one run next, if it wants a
+    /// CPU, shortens the wait for all.
     pub on: Option<VcpuId>,
 }
 

@@ -48,6 +48,8 @@ sections! {
         pause_loop,
         /// A candidate of a directed yield that is tried in vain.
         candidate,
+        /// More for each other vCPU of the VM that is in the handler.
+        contended,
         /// A decision of pvlock's engine from hints.
         decide,
         /// Waking a task, for who wakes it.

@@ -123,16 +123,17 @@ fn build(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
         machine.gang_slice = Some(params.cycles(params.scheduler.gang_slice));
     }
     if scenario.contender.rule == RuleKind::Clairvoyant {
-        // A bound.
+        machine.clairvoyant = true;
         machine.costs.switch = 0;
     }
+    let ahead = params.times(scenario.cpus).latency;
     let (mut code, mut worlds) = (Vec::new(), Vec::new());
     let everywhere: Arc<[usize]> = (0..scenario.cpus).collect();
     for (number, (vm, cpus)) in scenario.vms.iter().zip(&placed).enumerate() {
         add_vm(scenario, number, vm, cpus, &everywhere, &mut machine, &mut code, &mut worlds, &mut random)?;
     }
     for other in 0..scenario.others {
-        machine.sched.add(scenario.vms.len(), Arc::clone(&everywhere), other % scenario.cpus);
+        machine.sched.add(scenario.vms.len(), Arc::clone(&everywhere), other % scenario.cpus, random.random_range(0..ahead));
         machine.add(None, VCPU_0, Activity::Compute { left: u64::MAX / 2 });
         code.push(None);
     }
@@ -146,7 +147,7 @@ fn build(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
     }
     machine.at(warm_up, Event::Measure);
     machine.at(end, Event::Stop);
-    machine.start(params.times(scenario.cpus).latency);
+    machine.start();
     Ok(Simulation { code, machine: Some(machine), _worlds: worlds })
 }
 
@@ -199,11 +200,15 @@ fn add_vm(
         }
     }
     let first = machine.vcpus.len();
+    // Or all CPUs would change tasks at the same ticks.
+    let ahead = scenario.params.times(scenario.cpus).latency;
     let lock_line = machine.lines.len();
     machine.new_lines(locks.len());
     let acknowledge_line = machine.lines.len();
     machine.new_lines(unacknowledged.len());
-    machine.vms.push(Vm { first, vcpus: vm.vcpus, engine, unacknowledged, acknowledge_line });
+    let pivot = contender.policy.unwrap_or_default().pivot;
+    let (vcpus, last_boosted, in_handler) = (vm.vcpus, 0, 0);
+    machine.vms.push(Vm { first, vcpus, engine, unacknowledged, acknowledge_line, pivot, last_boosted, in_handler });
     for (id, &cpu) in ids().zip(cpus) {
         let allowed: Arc<[usize]> = match &vm.pins {
             Pins::Free => Arc::clone(everywhere),
@@ -215,7 +220,7 @@ fn add_vm(
                 pins.into()
             }
         };
-        machine.sched.add(number, allowed, cpu);
+        machine.sched.add(number, allowed, cpu, random.random_range(0..ahead));
         machine.add(Some(number), id, Activity::Ready);
         let workload = vm.workload;
         let vcpu = Vcpu {

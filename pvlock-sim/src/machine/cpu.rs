@@ -2,7 +2,6 @@
 
 use super::{Activity, After, Asleep, Event, Machine};
 use crate::sched::{CpuId, State, TaskId};
-use rand::RngExt;
 
 impl Machine {
     /// A CPU chooses who runs on it.
@@ -166,6 +165,9 @@ impl Machine {
                 } else {
                     self.unwatch(task);
                     self.vcpus[task].counts.pause_loops += 1;
+                    if let Some(vm) = self.vcpus[task].vm {
+                        self.vms[vm].in_handler += 1;
+                    }
                     self.vcpus[task].spinning_since = None;
                     let left = self.costs.exit + self.costs.pause_loop;
                     self.vcpus[task].activity = Activity::Host { left, then: After::PauseLoop };
@@ -187,6 +189,7 @@ impl Machine {
             After::Guest => self.to_guest(task),
             After::Doorbell(word) => self.doorbell(task, word),
             After::PauseLoop => self.pause_loop(task),
+            After::Handled(verdict) => self.handled(task, verdict),
             After::Flush => self.flush(task),
             After::Interrupt(target) => {
                 self.send(task, target, None);
@@ -253,14 +256,11 @@ impl Machine {
         }
     }
 
-    /// Begins the run: everybody wants a CPU within the next `latency` cycles, or all would change places at the same ticks.
-    pub(crate) fn start(&mut self, latency: u64) {
+    /// Begins the run: everybody wants a CPU.
+    pub(crate) fn start(&mut self) {
         for task in 0..self.vcpus.len() {
-            let vcpu = &mut self.vcpus[task];
-            if vcpu.activity != Activity::Ended {
-                vcpu.asleep = Some(Asleep::Stolen);
-                let at = self.random.random_range(0..latency);
-                self.at(at, Event::Wake { task, sleep: 0, how: pvlock_host::Unpark::Woken, waker: self.sched.cpu_of(task) });
+            if self.vcpus[task].activity != Activity::Ended {
+                self.make_runnable(task, None);
             }
         }
         if let Some(slice) = self.gang_slice {

@@ -1,9 +1,9 @@
 //! The host's side of exits: the real engine decides, the machine carries it out.
 
-use super::{Asleep, Event, LineId, Machine};
+use super::{Activity, After, Asleep, Event, LineId, Machine};
 use crate::sched::{State, TaskId};
 use pvlock_host::protocol::VcpuId;
-use pvlock_host::{Boost, Engine, Nested, Placement, Resume, Scheduler, Unpark, Verdict, Waker, Yields};
+use pvlock_host::{Boost, Engine, Nested, Pivot, Placement, Resume, Scheduler, Unpark, Verdict, Waker, Yields};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
@@ -22,6 +22,12 @@ pub(crate) struct Vm {
     pub(crate) unacknowledged: &'static [AtomicU64],
     /// Their lines: the first of them.
     pub(crate) acknowledge_line: LineId,
+    /// Where searches for a vCPU to yield to begin.
+    pub(crate) pivot: Pivot,
+    /// Whom the last one found.
+    pub(crate) last_boosted: usize,
+    /// How many vCPUs are in the pause-loop handler.
+    pub(crate) in_handler: usize,
 }
 
 /// What the engine sees of the machine, and whom it wakes.
@@ -164,15 +170,47 @@ impl Machine {
     pub(super) fn pause_loop(&mut self, task: TaskId) {
         let verdict = self.engine(task, |engine, vcpu, now, waker| engine.pause_loop(vcpu, now, waker));
         let verdict = verdict.unwrap_or(Verdict::Resume(Resume::Ignored));
-        // What the search has cost.
-        let vm = self.vcpus[task].vm.map_or(0, |vm| self.vms[vm].vcpus as u64);
-        self.vcpus[task].overhead += match verdict {
-            Verdict::Resume(Resume::NoCandidate) => vm * self.costs.candidate,
-            Verdict::YieldTo(_, Boost::RoundRobin) => self.costs.candidate,
+        let search = match verdict {
+            Verdict::Resume(Resume::NoCandidate) => self.search(task, None),
+            Verdict::YieldTo(target, Boost::RoundRobin) => self.search(task, Some(target)),
             Verdict::Resume(Resume::Ignored | Resume::Undercommit) | Verdict::Yield(_) => 0,
             _ => self.costs.decide,
         };
+        if let Verdict::Park(_) = verdict {
+            // It may be woken from now on.
+            self.vcpus[task].overhead += search;
+            self.handled(task, verdict);
+        } else {
+            self.vcpus[task].activity = Activity::Host { left: search, then: After::Handled(verdict) };
+            self.proceed(task);
+        }
+    }
+
+    /// The pause-loop handler has come to its end.
+    pub(super) fn handled(&mut self, task: TaskId, verdict: Verdict) {
+        if let Some(vm) = self.vcpus[task].vm {
+            self.vms[vm].in_handler -= 1;
+        }
         self.carry_out(task, verdict);
+    }
+
+    /// What it costs to try the vCPUs from the pivot to `target` in turn, or all of them: those that run are only found out
+    /// with both run queues locked, and who is in the handler at the same time locks the same ones.
+    fn search(&mut self, task: TaskId, target: Option<VcpuId>) -> u64 {
+        let Some(vm) = self.vcpus[task].vm else { return 0 };
+        let Vm { first, vcpus, last_boosted, pivot, in_handler, .. } = self.vms[vm];
+        let from = if pivot == Pivot::Own { task - first } else { last_boosted };
+        let tried = target.map_or(vcpus, |target| (target.index() + vcpus - from) % vcpus);
+        let running = |&nth: &usize| {
+            let candidate = first + (from + nth) % vcpus;
+            candidate != task && self.sched.state(candidate) == State::Running
+        };
+        let in_vain = (1..tried).filter(running).count() as u64;
+        if let Some(target) = target {
+            self.vms[vm].last_boosted = target.index();
+        }
+        let others = in_handler.saturating_sub(1) as u64;
+        (in_vain + u64::from(target.is_some())) * (self.costs.candidate + others * self.costs.contended)
     }
 
     fn carry_out(&mut self, task: TaskId, verdict: Verdict) {
@@ -201,6 +239,11 @@ impl Machine {
             }
             Verdict::Park(park) => {
                 self.vcpus[task].counts.parks += 1;
+                // The CPU that it leaves is best used by whom it waits for.
+                let awaited = park.on.zip(self.vcpus[task].vm).map(|(on, vm)| self.task_of(vm, on));
+                if let Some(other) = awaited.and_then(|awaited| self.sched.boost(awaited)) {
+                    self.at(self.now + self.costs.wake_latency / 2, Event::Resched(other));
+                }
                 let deadline = self.params.cycles(park.until);
                 self.sleep(task, Asleep::Parked, Some(deadline.max(self.now + 1)));
             }

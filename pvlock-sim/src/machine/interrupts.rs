@@ -28,6 +28,12 @@ impl Machine {
 
     /// An interrupt arrives.
     pub(super) fn interrupt(&mut self, task: TaskId, acknowledge: Option<TaskId>) {
+        let on_cpu = self.sched.current(self.sched.cpu_of(task)) == Some(task);
+        if let (Some(sender), true, false) = (acknowledge, self.clairvoyant, on_cpu) {
+            // Who is not on a CPU has nothing to flush; a bound knows that.
+            self.acknowledge(sender);
+            return;
+        }
         if acknowledge.is_none() {
             self.vcpus[task].events += 1;
         }
@@ -40,7 +46,6 @@ impl Machine {
             Some(Asleep::Parked) => self.interrupt_parked(task),
             Some(Asleep::Stolen | Asleep::Oracle) => {}
             None => {
-                let on_cpu = self.sched.current(self.sched.cpu_of(task)) == Some(task);
                 if on_cpu && !matches!(self.vcpus[task].activity, Activity::Host { .. }) {
                     self.book(task, self.now);
                     self.deliver(task);

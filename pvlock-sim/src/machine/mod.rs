@@ -49,6 +49,8 @@ pub(crate) enum After {
     Doorbell(u32),
     /// The engine hears of a pause-loop exit.
     PauseLoop,
+    /// The pause-loop handler has found out what to do.
+    Handled(pvlock_host::Verdict),
     /// The guest has nothing to do until an interrupt comes.
     Idle,
     /// Interrupts go out to all other vCPUs of the VM, and each acknowledges it on the sender's line.
@@ -165,6 +167,8 @@ pub struct Machine {
     pub(crate) random: Pcg64Mcg,
     pub(crate) recording: Option<Recording>,
     pub(crate) gang_slice: Option<u64>,
+    /// A bound is simulated.
+    pub(crate) clairvoyant: bool,
     /// Lock operations so far.
     pub(crate) operations: u64,
 }
@@ -181,6 +185,7 @@ pub(crate) struct Costs {
     pub(crate) exit: u64,
     pub(crate) pause_loop: u64,
     pub(crate) candidate: u64,
+    pub(crate) contended: u64,
     pub(crate) decide: u64,
     pub(crate) wake_cost: u64,
     pub(crate) wake_latency: u64,
@@ -204,6 +209,7 @@ impl Costs {
             exit: cycles(exits.exit),
             pause_loop: cycles(exits.pause_loop),
             candidate: cycles(exits.candidate),
+            contended: cycles(exits.contended),
             decide: cycles(exits.decide),
             wake_cost: cycles(exits.wake_cost),
             wake_latency: cycles(exits.wake_latency),
@@ -232,6 +238,7 @@ impl Machine {
             random,
             recording: None,
             gang_slice: None,
+            clairvoyant: false,
             operations: 0,
         }
     }

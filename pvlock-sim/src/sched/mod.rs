@@ -135,9 +135,10 @@ impl Sched {
         Self { times, rule, cpus: (0..cpus).map(|_| Cpu::default()).collect(), tasks: Vec::new(), idle: (0..cpus).collect() }
     }
 
-    /// A sleeping task of this group (its VM) that may run on these CPUs and begins near `cpu`, one of them.
-    pub fn add(&mut self, group: usize, allowed: Arc<[CpuId]>, cpu: CpuId) -> TaskId {
-        let (state, vruntime) = (State::Sleeping, self.cpus[cpu].min_vruntime);
+    /// A sleeping task of this group (its VM) that may run on these CPUs and begins near `cpu`, one of them, as if it had run
+    /// for `ahead` cycles already.
+    pub fn add(&mut self, group: usize, allowed: Arc<[CpuId]>, cpu: CpuId, ahead: u64) -> TaskId {
+        let (state, vruntime) = (State::Sleeping, self.cpus[cpu].min_vruntime + ahead);
         self.tasks.push(Task { group, allowed, cpu, state, vruntime, picked_at: 0, left_at: 0, urgent: false });
         self.tasks.len() - 1
     }
@@ -222,7 +223,8 @@ impl Sched {
         if let Some(&idle) = self.idle.range(*last..).chain(self.idle.range(..*last)).find(|cpu| may(cpu)) {
             return idle;
         }
-        if *urgent && let Some(cpu) = allowed.iter().copied().find(|&cpu| !self.is_urgent(self.cpus[cpu].current)) {
+        let free = |&cpu: &CpuId| !self.is_urgent(self.cpus[cpu].current);
+        if *urgent && let Some(cpu) = std::iter::once(*last).chain(allowed.iter().copied()).find(free) {
             return cpu;
         }
         match waker.filter(may) {
@@ -371,6 +373,15 @@ impl Sched {
         self.cpus[other].next = Some(target);
         self.yield_now(cpu);
         Ok(other)
+    }
+
+    /// `target` runs next on its CPU, which is returned and has to choose anew; `None` if it runs or sleeps.
+    pub fn boost(&mut self, target: TaskId) -> Option<CpuId> {
+        let cpu = self.tasks[target].cpu;
+        (self.tasks[target].state == State::Runnable).then(|| {
+            self.cpus[cpu].next = Some(target);
+            cpu
+        })
     }
 
     // ---- balancing ---------------------------------------------------------------------------------------------------

@@ -49,24 +49,27 @@ pub(super) fn ours(columns: &[Column]) -> Vec<TableRow> {
     let mut rows = Vec::new();
     let mut add = |contender: Contender, origin| rows.push(row(contender, origin, vec![None; columns.len()]));
     let kinds = [
+        ("ticket, directed yield", LockKind::Ticket, PauseLoop::DirectedYield, Queue::Previous, 0),
         ("ticket, park on holder", LockKind::Ticket, PauseLoop::ParkOnHolder, Queue::Holder, 0),
         ("ticket, park on previous", LockKind::Ticket, PauseLoop::ParkOnPrevious, Queue::Previous, 0),
         ("ticket, park on previous, wake 1", LockKind::Ticket, PauseLoop::ParkOnPrevious, Queue::Previous, 1),
-        ("preemptable", LockKind::Preemptable, PauseLoop::Ignore, Queue::Previous, 0),
+        ("preemptable", LockKind::Preemptable, PauseLoop::DirectedYield, Queue::Previous, 0),
         ("preemptable, park on holder", LockKind::Preemptable, PauseLoop::ParkOnHolder, Queue::Holder, 0),
         ("preemptable, park on previous", LockKind::Preemptable, PauseLoop::ParkOnPrevious, Queue::Previous, 0),
     ];
     for (name, lock, pause_loop, queue, wake_ahead) in kinds {
         let rules = undercommit_rules();
-        let rules = if pause_loop == PauseLoop::Ignore { &rules[..1] } else { &rules };
-        for &(suffix, undercommit) in rules {
+        // The rules make the same difference wherever they make one: shown with the best of each lock.
+        let all = pause_loop == PauseLoop::ParkOnPrevious && (wake_ahead == 1 || lock == LockKind::Preemptable);
+        for &(suffix, undercommit) in &rules[..if all { 3 } else { 1 }] {
             let policy = Policy { pause_loop, undercommit, ..Policy::default() };
             let contender = Contender::new(&format!("{name}{suffix}"), lock).policy(policy);
             add(Contender { queue, wake_ahead, ..contender }, Origin::Ours);
         }
     }
     let bound = Contender { rule: RuleKind::Clairvoyant, ..Contender::new("clairvoyant bound", LockKind::Oracle) };
-    add(bound, Origin::Bound);
+    // Waits for other things than locks are helped as well as has been published.
+    add(bound.policy(published_policy(PauseLoop::DirectedYield, Pivot::Own)), Origin::Bound);
     rows
 }
 
