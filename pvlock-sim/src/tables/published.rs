@@ -44,7 +44,7 @@ fn idea() -> Table {
         vms: guests(),
         counted: Some(0),
         unit: Unit::Seconds,
-        times_ns: (500_000_000, 4_000_000_000),
+        times_ns: (200_000_000, 2_000_000_000),
     }];
     let rows = vec![
         TableRow {
@@ -87,7 +87,7 @@ fn overcommit(name: &str, times: usize, vcpus: usize, workload: Workload, unit: 
 /// T2: where the directed yield begins its search.
 fn pivots() -> Table {
     let columns: Vec<Column> = (1..=3)
-        .map(|times| overcommit("ebizzy", times, 32, Workload::Ebizzy, Unit::Rate("records/s"), (100_000_000, 400_000_000)))
+        .map(|times| overcommit("ebizzy", times, 32, Workload::Ebizzy, Unit::Rate("records/s"), (50_000_000, 300_000_000)))
         .collect();
     let rows = vec![
         measured(
@@ -110,7 +110,7 @@ fn pivots() -> Table {
 /// T3: the pause-loop window.
 fn windows() -> Table {
     let (rate, time) = (Unit::Change, Unit::ChangeOfTime);
-    let short = (100_000_000, 400_000_000);
+    let short = (50_000_000, 300_000_000);
     let columns = vec![
         overcommit("kernbench", 1, 16, Workload::Kernbench, time, short),
         overcommit("kernbench", 2, 16, Workload::Kernbench, time, short),
@@ -154,7 +154,7 @@ fn yields() -> Table {
             .collect(),
         counted: None,
         unit: Unit::Rate("MB/s"),
-        times_ns: (100_000_000, 300_000_000),
+        times_ns: (50_000_000, 200_000_000),
     };
     let columns = vec![column(8, 20), column(16, 10)];
     let percent = |value: f64, percent: f64| figure(value, value * percent / 100.0);
