@@ -115,20 +115,8 @@ fn json_is_one_object_with_every_promised_key() {
 #[test]
 fn a_trace_opens_in_viewers_and_shows_waits_holds_and_kicks() {
     let directory = Directory::new("trace");
-    let arguments = [
-        "--cpus",
-        "2",
-        "--vcpus",
-        "8",
-        "--locks",
-        "ticket",
-        "--seconds",
-        "0.02",
-        "--policy",
-        "park-on-previous",
-        "--trace",
-        "trace.json",
-    ];
+    let arguments =
+        ["--cpus", "2", "--vcpus", "8", "--locks", "ticket", "--seconds", "0.02", "--inside", "20000", "--trace", "trace.json"];
     let output = sim(&directory, &arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let trace = text(&directory.read("trace.json"));

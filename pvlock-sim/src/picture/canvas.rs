@@ -201,7 +201,7 @@ pub(super) const ROW: i32 = 26;
 
 fn width_of(name: &str) -> i32 {
     // The library's estimate differs between backends, and places have to be the same.
-    SAMPLE + 8 + 15 * name.chars().count() as i32 / 2
+    SAMPLE + 8 + 13 * name.chars().count() as i32 / 2
 }
 
 impl Legend {

@@ -355,11 +355,15 @@ mod tests {
     #[test]
     fn a_held_lock_is_a_stripe_that_goes_on_in_red_where_its_holder_was_preempted() {
         let hold = "{\"mark\":{\"kind\":\"hold\",\"at\":250000,\"end\":750000,\"vm\":0,\"vcpu\":0}}\n";
-        let map = map(&format!("{SPANS}{hold}"), 2, 1_000_000);
+        let again = "{\"span\":{\"cpu\":1,\"start\":600000,\"end\":700000,\"vm\":0,\"vcpu\":0}}\n";
+        let map = map(&format!("{SPANS}{hold}{again}"), 2, 1_000_000);
         assert_eq!(pixel(&map, 0, 0.2, 50), color(0, 0, 4), "not held yet");
         assert_eq!(pixel(&map, 0, 0.4, 50), WHITE);
         assert_eq!(pixel(&map, 0, 0.4, 10), color(0, 0, 4), "the stripe is narrower than the band");
-        assert_eq!(pixel(&map, 0, 0.6, 50), PREEMPTED);
+        assert_eq!(pixel(&map, 0, 0.55, 50), PREEMPTED);
+        assert_eq!(pixel(&map, 0, 0.65, 50), color(1, 1, 2), "runs again, elsewhere");
+        assert_eq!(pixel(&map, 1, 0.65, 50), WHITE);
+        assert_eq!(pixel(&map, 1, 0.72, 50), PREEMPTED);
         assert_eq!(pixel(&map, 0, 0.8, 50), color(1, 1, 2));
     }
 

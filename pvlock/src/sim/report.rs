@@ -152,6 +152,6 @@ pub(super) fn chart(sweep: &Sweep, report: &Report) -> Chart {
             y: Axis::percent("work, share of the bound", least, most * 1.2, true),
             lines: names.iter().enumerate().map(line).collect(),
         }],
-        size: (860, 600),
+        size: (900, 600),
     }
 }
