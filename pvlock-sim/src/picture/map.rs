@@ -229,13 +229,7 @@ impl Map {
         // At most twelve labels at round times.
         let step = (0..20).flat_map(|power| [1, 2, 5].map(|digit| digit * 10u64.pow(power))).find(|step| length / step <= 12);
         let step = step.unwrap_or(length);
-        let (unit, per) = if step >= 1_000_000 {
-            ("ms", 1e6)
-        } else if length >= 2_000_000 {
-            ("ms", 1e6)
-        } else {
-            ("µs", 1e3)
-        };
+        let (unit, per) = if length >= 2_000_000 { ("ms", 1e6) } else { ("µs", 1e3) };
         for at in (self.from.div_ceil(step)..=self.to / step).map(|n| n * step) {
             let x = LEFT + ((at - self.from) as f64 / length as f64 * f64::from(WIDTH - LEFT - RIGHT)).round() as i32;
             canvas.line(&[(x, TOP), (x, bottom + 4)], GRID, 1)?;
