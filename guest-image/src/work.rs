@@ -73,7 +73,7 @@ impl<'a, P: CountPauses, L: TestLock> Worker<'a, P, L> {
         };
         let limit = self.job.limit.load(Ordering::Relaxed);
         // Marsaglia's xorshift64, seeded differently on each vCPU.
-        let mut random = 0x9e37_79b9_7f4a_7c15 * (self.vcpu + 1);
+        let mut random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(self.vcpu + 1);
         let mut rounds = 0;
         while self.job.phase.load(Ordering::Relaxed) != phase::STOP && (limit == 0 || rounds < limit) {
             random ^= random << 13;

@@ -5,17 +5,23 @@
 //!   may ask for; it runs in coroutines.
 //! * [`locks`]: this project's, and the kinds that have been published. [`workload`]: what guests do.
 //! * [`params`]: what things cost, each with its source.
+//! * [`tables`]: what has been published, and what the simulation says of it.
+//! * [`parallel`]: many runs at a time. [`schedule`]: who ran where, for [`picture`]s and [`trace`]s.
 
 pub mod event;
 pub mod locks;
 pub mod machine;
 pub mod outcome;
+pub mod parallel;
 pub mod params;
+pub mod picture;
 pub mod platform;
 pub mod run;
 pub mod scenario;
 pub mod sched;
+pub mod schedule;
 pub mod tables;
+pub mod trace;
 pub mod workload;
 
 pub use run::run;

@@ -17,7 +17,7 @@ use rand_pcg::Pcg64Mcg;
 use std::any::Any;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 /// What the code of one VM's vCPUs refers to. Lives longer than the code.
 struct World {
@@ -57,10 +57,20 @@ struct Simulation {
 ///
 /// What cannot be simulated.
 pub fn run(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
+    run_until(scenario, &AtomicBool::new(false))?.ok_or(ScenarioError::NoVms)
+}
+
+/// Simulates, unless `interrupt` is set before the end.
+///
+/// # Errors
+///
+/// What cannot be simulated.
+pub fn run_until(scenario: &Scenario, interrupt: &AtomicBool) -> Result<Option<Outcome>, ScenarioError> {
     scenario.check()?;
     let mut simulation = build(scenario)?;
     let before = platform::exchange(simulation.machine.take());
-    loop {
+    let mut interrupted = false;
+    while !interrupted {
         match platform::with(Machine::step) {
             Step::Stop => break,
             Step::Run(task) => {
@@ -68,10 +78,11 @@ pub fn run(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
                 platform::with(|machine| machine.suspended(ended));
             }
         }
+        interrupted = interrupt.load(Ordering::Relaxed);
     }
     simulation.machine = platform::exchange(before);
     let outcome = simulation.machine.as_mut().map(|machine| outcome(scenario, machine));
-    outcome.ok_or(ScenarioError::NoVms)
+    Ok(outcome.filter(|_| !interrupted))
 }
 
 fn rule(scenario: &Scenario, placed: &[Vec<usize>]) -> Rule {

@@ -1,13 +1,16 @@
-//! The library half of the `pvlock` command: a small VMM on KVM, threads that stand in for one, and measurements on both.
+//! The library half of the `pvlock` command: a small VMM on KVM, threads that stand in for one, measurements on both, and
+//! simulations.
 
 pub mod backend;
 pub mod doctor;
 pub mod measure;
 pub mod order;
 pub mod plot;
+pub mod progress;
 pub mod report;
 pub mod run;
 pub mod session;
+pub mod sim;
 pub mod sweep;
 pub mod vm;
 

@@ -1,8 +1,7 @@
 //! The `pvlock` command.
 
 use clap::{Parser, Subcommand};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pvlock::{plot, report, run};
+use pvlock::{plot, progress, report, run, sim};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,6 +21,9 @@ enum Command {
     Run(run::Options),
     /// Say what this machine offers, and what follows for back-end and policy
     Doctor,
+    /// Compare locks on a simulated host (deterministic, of any size)
+    // Boxed: the options are many.
+    Sim(Box<sim::Arguments>),
 }
 
 /// Set by Ctrl-C.
@@ -47,6 +49,14 @@ fn main() -> ExitCode {
             pvlock::doctor::examine().iter().for_each(|finding| println!("{finding}"));
             ExitCode::SUCCESS
         }
+        Some(Command::Sim(arguments)) => match sim::main(&arguments, &INTERRUPT) {
+            Ok(sim::Ended::Done) => ExitCode::SUCCESS,
+            Ok(sim::Ended::Interrupted) => ExitCode::from(EXIT_INTERRUPTED),
+            Err(error) => {
+                eprintln!("pvlock: {error}");
+                ExitCode::FAILURE
+            }
+        },
     }
 }
 
@@ -61,8 +71,8 @@ fn run(options: &run::Options) -> ExitCode {
     if !options.json {
         println!("{}", report::heading(&plan));
     }
-    let bar = progress_bar(&plan);
     let run_ms = plan.limits.run.as_millis() as u64;
+    let bar = progress::bar(u64::from(plan.runs()) * run_ms);
     let (report, error) = plan.carry_out(&INTERRUPT, |at| {
         bar.set_message(format!("{} on {} vCPUs", at.cell.lock.name(), at.cell.vcpus));
         bar.set_position(u64::from(at.runs) * run_ms + at.time.as_millis() as u64);
@@ -85,6 +95,12 @@ fn run(options: &run::Options) -> ExitCode {
     if let Err(error) = &drawn {
         eprintln!("pvlock: {error}");
     }
+    if let (Some(path), Some(trace)) = (&options.trace, &report.trace)
+        && let Err(error) = std::fs::write(path, trace.to_json())
+    {
+        eprintln!("pvlock: cannot write {}: {error}", path.display());
+        return ExitCode::FAILURE;
+    }
     if let Some(error) = error {
         eprintln!("pvlock: {error}");
         return ExitCode::FAILURE;
@@ -102,14 +118,4 @@ fn run(options: &run::Options) -> ExitCode {
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
-}
-
-fn progress_bar(plan: &run::Plan) -> ProgressBar {
-    let length = u64::from(plan.runs()) * plan.limits.run.as_millis() as u64;
-    // Draws nothing when standard error is no terminal.
-    let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} % {msg} (about {eta} left)") {
-        bar.set_style(style);
-    }
-    bar
 }

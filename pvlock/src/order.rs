@@ -4,8 +4,10 @@
 //! counter) its ticket was drawn at the earliest and at the latest. So if A's ticket was certainly drawn before B's, but A
 //! stands behind B, A was overtaken, whatever the tickets say. The tickets are checked too: they must follow each other.
 
+use crate::backend::{Outcome, Spec};
 use pvlock_guest_image::Job;
 use pvlock_guest_image::job::LogEntry;
+use pvlock_sim::trace::{Trace, Track};
 use std::sync::atomic::Ordering;
 
 /// The order logs of all locks.
@@ -39,6 +41,7 @@ impl Order {
 
 struct Entry {
     ticket: u64,
+    vcpu: u64,
     before_draw: u64,
     after_draw: u64,
     acquired: u64,
@@ -58,17 +61,54 @@ impl<'a> LogView<'a> {
         }
         for (log, protected) in self.entries.chunks_exact(self.capacity).zip(&job.protected) {
             let logged = protected.logged.load(Ordering::Relaxed);
-            let kept = log.iter().take(logged.try_into().unwrap_or(usize::MAX)).map(|entry| Entry {
-                ticket: entry.ticket.load(Ordering::Relaxed),
-                before_draw: entry.before_draw.load(Ordering::Relaxed),
-                after_draw: entry.after_draw.load(Ordering::Relaxed),
-                acquired: entry.acquired.load(Ordering::Relaxed),
-            });
+            let kept = entries(log, logged);
             check(kept, &mut order);
             order.unlogged = order.unlogged.saturating_add(logged.saturating_sub(self.capacity as u64));
         }
         order
     }
+
+    /// Adds the waits of the first [`TRACED`] acquisitions of each lock to `trace`: a group of tracks, one for each vCPU.
+    pub fn trace(&self, outcome: &Outcome<'_>, spec: &Spec, group: usize, trace: &mut Trace) {
+        if self.capacity == 0 {
+            return;
+        }
+        let logs: Vec<Vec<Entry>> = (self.entries.chunks_exact(self.capacity).zip(&outcome.job.protected))
+            .map(|(log, protected)| entries(log, protected.logged.load(Ordering::Relaxed)).take(TRACED).collect())
+            .collect();
+        let begun = logs.iter().flatten().map(|entry| entry.before_draw).min().unwrap_or_default();
+        let tick_ns = outcome.times.elapsed.as_nanos() as f64 / outcome.times.ticks.max(1) as f64;
+        // What the guest writes may be anything: a time before the first, or after the run.
+        let ns = |ticks: u64| (ticks.saturating_sub(begun) as f64 * tick_ns) as u64;
+        trace.process(group, &format!("{}, {} vCPUs", spec.lock.name(), spec.vcpus));
+        for vcpu in 0..spec.vcpus {
+            trace.thread(Track { process: group, thread: vcpu }, &format!("vCPU {vcpu}"));
+        }
+        for (lock, log) in logs.iter().enumerate() {
+            for entry in log.iter().filter(|entry| entry.vcpu < spec.vcpus as u64) {
+                let track = Track { process: group, thread: entry.vcpu as usize };
+                let (drawn, acquired) = (ns(entry.before_draw), ns(entry.acquired));
+                if drawn < acquired {
+                    trace.slice(track, &format!("wait for lock {lock}, ticket {}", entry.ticket as u32), "wait", (drawn, acquired));
+                }
+                trace.moment(track, &format!("acquired lock {lock}"), acquired);
+            }
+        }
+    }
+}
+
+/// Acquisitions of each lock in a trace: what a viewer opens quickly.
+const TRACED: usize = 10_000;
+
+/// The entries of one log, of which the guest says that it has written so many.
+fn entries(log: &[LogEntry], logged: u64) -> impl Iterator<Item = Entry> {
+    log.iter().take(logged.try_into().unwrap_or(usize::MAX)).map(|entry| Entry {
+        ticket: entry.ticket.load(Ordering::Relaxed),
+        vcpu: entry.vcpu.load(Ordering::Relaxed),
+        before_draw: entry.before_draw.load(Ordering::Relaxed),
+        after_draw: entry.after_draw.load(Ordering::Relaxed),
+        acquired: entry.acquired.load(Ordering::Relaxed),
+    })
 }
 
 fn check(log: impl Iterator<Item = Entry>, order: &mut Order) {
@@ -97,8 +137,13 @@ mod tests {
     /// (ticket, drawn between, drawn between, acquired)
     fn order(entries: &[(u64, u64, u64, u64)]) -> Order {
         let mut order = Order::default();
-        let entries =
-            entries.iter().map(|&(ticket, before_draw, after_draw, acquired)| Entry { ticket, before_draw, after_draw, acquired });
+        let entries = entries.iter().map(|&(ticket, before_draw, after_draw, acquired)| Entry {
+            ticket,
+            vcpu: 0,
+            before_draw,
+            after_draw,
+            acquired,
+        });
         check(entries, &mut order);
         order
     }

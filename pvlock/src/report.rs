@@ -113,8 +113,6 @@ fn table(rows: &[&Row]) -> String {
 }
 
 fn cells(row: &Row, spread: bool, order: bool) -> Vec<Cell> {
-    let right = |text: String| Cell::new(text).set_alignment(CellAlignment::Right);
-    let percent = |share: f64| if share.is_finite() { format!("{:.0} %", 100.0 * share) } else { "-".into() };
     let mut cells = vec![
         Cell::new(row.lock),
         right(row.vcpus.to_string()),
@@ -218,7 +216,18 @@ pub fn summary(plan: &Plan, report: &Report) -> String {
     text
 }
 
-fn si(value: f64) -> String {
+/// A cell with a number.
+pub(crate) fn right(text: String) -> Cell {
+    Cell::new(text).set_alignment(CellAlignment::Right)
+}
+
+/// A share.
+pub(crate) fn percent(share: f64) -> String {
+    if share.is_finite() { format!("{:.0} %", 100.0 * share) } else { "-".into() }
+}
+
+/// A number.
+pub(crate) fn si(value: f64) -> String {
     match value {
         v if v >= 9_999_500.0 => format!("{:.1} M", v / 1e6),
         v if v >= 999_500.0 => format!("{:.2} M", v / 1e6),
@@ -233,7 +242,8 @@ fn few(value: f64) -> String {
     if value < 99.95 { format!("{value:.1}") } else { si(value) }
 }
 
-fn time(us: f64) -> String {
+/// A time in µs.
+pub(crate) fn time(us: f64) -> String {
     match us {
         v if !v.is_finite() => "-".into(),
         v if v >= 10_000_000.0 => format!("{:.0} s", v / 1e6),

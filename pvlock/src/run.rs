@@ -10,6 +10,7 @@ use pvlock_guest_image::job::{self, Workload};
 use pvlock_guest_image::{LockKind, job::MAX_LOCKS};
 use pvlock_host::protocol::HostFlags;
 use pvlock_host::{Config, Policy, Poller, Queue, Statistics};
+use pvlock_sim::trace::Trace;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -47,6 +48,17 @@ pub enum QueueChoice {
     Previous,
     /// Nobody's.
     None,
+}
+
+impl QueueChoice {
+    /// The engine's name for it.
+    pub(crate) fn queue(self) -> Queue {
+        match self {
+            Self::Holder => Queue::Holder,
+            Self::Previous => Queue::Previous,
+            Self::None => Queue::None,
+        }
+    }
 }
 
 /// How kicks reach the host.
@@ -150,6 +162,9 @@ pub struct Options {
     /// Keep an order log and check that nobody was overtaken
     #[arg(long)]
     pub check: bool,
+    /// Write the first waits of each lock of a checking run as trace events, for Chrome's or Perfetto's viewer
+    #[arg(long, value_name = "FILE", requires = "check")]
+    pub trace: Option<PathBuf>,
     /// Seconds without progress after which a guest counts as hung
     #[arg(long, value_name = "S", default_value = "2", value_parser = positive)]
     pub watchdog: f64,
@@ -180,6 +195,8 @@ pub struct Plan {
     pub repeat: u32,
     /// Limits of each run.
     pub limits: Limits,
+    /// Whether to keep a trace of the first run of each.
+    pub trace: bool,
 }
 
 /// Where a plan stands.
@@ -204,6 +221,8 @@ pub struct Report {
     pub exits: Option<ExitCounts>,
     /// Whether the user stopped it.
     pub interrupted: bool,
+    /// What the order logs show of the first run of each cell, if the plan says so.
+    pub trace: Option<Trace>,
 }
 
 /// What is wrong with the options, or this machine.
@@ -270,7 +289,7 @@ impl Options {
         }
         let seconds = Duration::from_secs_f64;
         let limits = Limits { run: seconds(self.seconds), watchdog: seconds(self.watchdog) };
-        Ok(Plan { backend, why, pcpus, cells, sweep, repeat: self.repeat, limits })
+        Ok(Plan { backend, why, pcpus, cells, sweep, repeat: self.repeat, limits, trace: self.trace.is_some() })
     }
 
     fn overcommits(&self, pcpus: usize) -> Vec<usize> {
@@ -321,11 +340,6 @@ impl Options {
     }
 
     fn spec(&self, lock: LockKind, vcpus: usize) -> Spec {
-        let queue = match self.queue {
-            QueueChoice::Holder => Queue::Holder,
-            QueueChoice::Previous => Queue::Previous,
-            QueueChoice::None => Queue::None,
-        };
         // The parser lets no other name through.
         let policy = Policy::named(&self.policy).unwrap_or_default();
         let policy = Policy { poller: (self.notify == NotifyChoice::Poller).then(Poller::default), ..policy };
@@ -344,7 +358,14 @@ impl Options {
                 (true, true) => LOG_ENTRIES,
                 (true, false) => LOG_ENTRIES_OF_MANY,
             },
-            host: Config { queue, wake_ahead: self.wake_ahead, flags, spin_budget: self.spin, policy, ..Config::default() },
+            host: Config {
+                queue: self.queue.queue(),
+                wake_ahead: self.wake_ahead,
+                flags,
+                spin_budget: self.spin,
+                policy,
+                ..Config::default()
+            },
             paravirtual: true,
             ioeventfd: self.notify == NotifyChoice::Ioeventfd,
         }
@@ -365,10 +386,16 @@ impl Plan {
         let mut repeats: Vec<Vec<Row>> = vec![Vec::new(); self.cells.len()];
         let mut error = None;
         let mut runs = 0;
-        'all: for _ in 0..self.repeat {
-            for (cell, rows) in self.cells.iter().zip(&mut repeats) {
+        let mut trace = self.trace.then(Trace::default);
+        'all: for repeat in 0..self.repeat {
+            for (number, (cell, rows)) in self.cells.iter().zip(&mut repeats).enumerate() {
                 let tell = |time| progress(Progress { runs, time, cell });
-                let read = |outcome: &crate::backend::Outcome<'_>| (outcome.ended, measure(cell, outcome, self.pcpus));
+                let read = |outcome: &crate::backend::Outcome<'_>| {
+                    if let (Some(trace), 0) = (&mut trace, repeat) {
+                        outcome.log.trace(outcome, cell, number, trace);
+                    }
+                    (outcome.ended, measure(cell, outcome, self.pcpus))
+                };
                 match self.backend.run(cell, self.limits, interrupt, tell, read) {
                     Ok((Ended::Interrupted, _)) => {
                         report.interrupted = true;
@@ -396,6 +423,7 @@ impl Plan {
                 runs += 1;
             }
         }
+        report.trace = trace;
         report.rows = repeats.into_iter().filter_map(median).collect();
         share_of_bound(&mut report.rows);
         (report, error)

@@ -199,6 +199,24 @@ fn a_checking_run_shows_the_order() {
 }
 
 #[test]
+fn a_checking_run_can_be_traced() {
+    let stem = Stem::new("trace");
+    let path = stem.0.join("trace.json").display().to_string();
+    let arguments = ["--backend", "threads", "--seconds", "0.2", "--vcpus", "3", "--locks", "ticket", "--check", "--trace", &path];
+    let output = pvlock(&arguments);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    let trace = std::fs::read_to_string(&path).unwrap();
+    assert_eq!(pvlock_sim::trace::check(&trace), Ok(()));
+    let object: Value = serde_json::from_str(&trace).unwrap();
+    let events = object["traceEvents"].as_array().unwrap();
+    let with = |ph: &str| events.iter().filter(|event| event["ph"] == ph).collect::<Vec<_>>();
+    assert!(with("X").iter().all(|event| event["name"].as_str().unwrap().starts_with("wait for lock 0, ticket ")));
+    let threads: std::collections::BTreeSet<_> = with("i").iter().map(|event| event["tid"].as_u64().unwrap()).collect();
+    // On a busy machine a vCPU may come too late for the first acquisitions.
+    assert!(!threads.is_empty() && threads.iter().all(|&thread| thread < 3), "{threads:?}");
+}
+
+#[test]
 fn the_table_has_every_lock_and_says_what_the_columns_mean() {
     let output = pvlock(&["--backend", "threads", "--seconds", "0.1", "--overcommit", "1", "--repeat", "3"]);
     let table = text(&output.stdout);
@@ -221,6 +239,7 @@ fn wrong_options_get_one_error_that_says_what_to_do() {
         (["--backend", "xen"], "possible values"),
         (["--repeat", "0"], "1..=1000"),
         (["--plot", "x"], "--sweep"),
+        (["--trace", "x"], "--check"),
         (["--notify", "x"], "ioeventfd"),
     ] {
         let output = pvlock(&arguments);

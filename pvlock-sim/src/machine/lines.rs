@@ -33,7 +33,7 @@ impl Machine {
         self.vcpus[task].line = Some(line);
         let Line { watchers, last, .. } = &mut self.lines[line];
         let own = last.replace(task) == Some(task) && watchers.is_empty();
-        if own { self.costs.atomic } else { self.costs.transfer }
+        if own || self.clairvoyant { self.costs.atomic } else { self.costs.transfer }
     }
 
     /// Looks whether the code of `task` has changed what others watch on the line that it operates on.

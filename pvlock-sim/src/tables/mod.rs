@@ -10,7 +10,7 @@ pub use published::{ALL, table};
 
 use crate::outcome::Outcome;
 use crate::params::Params;
-use crate::scenario::{Contender, Scenario, ScenarioError, VmSpec};
+use crate::scenario::{Contender, Scenario, VmSpec};
 
 /// A published figure.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -140,19 +140,12 @@ impl Table {
         cells.flat_map(|(row, column)| (0..seeds).map(move |seed| self.scenario(row, column, seed, params))).collect()
     }
 
-    /// The outcomes of those jobs, cell by cell.
-    ///
-    /// # Errors
-    ///
-    /// The first scenario that could not be simulated.
-    pub fn results(&self, seeds: u64, outcomes: &[Result<Outcome, ScenarioError>]) -> Result<Vec<Vec<Simulated>>, ScenarioError> {
+    /// What those jobs have shown, cell by cell; `None` if they were not all finished.
+    pub fn results(&self, seeds: u64, outcomes: &[Option<Outcome>]) -> Option<Vec<Vec<Simulated>>> {
         let mut outcomes = outcomes.iter();
         let mut cell = |column: usize| {
-            let rates: Result<Vec<f64>, _> = outcomes
-                .by_ref()
-                .take(seeds as usize)
-                .map(|outcome| outcome.as_ref().map(|outcome| self.rate(column, outcome)).map_err(Clone::clone))
-                .collect();
+            let finished = outcomes.by_ref().take(seeds as usize);
+            let rates: Option<Vec<f64>> = finished.map(|outcome| Some(self.rate(column, outcome.as_ref()?))).collect();
             rates.map(|rates| Simulated::of(&rates))
         };
         (0..self.rows.len()).map(|_| (0..self.columns.len()).map(&mut cell).collect()).collect()

@@ -119,3 +119,20 @@ impl Table {
         text
     }
 }
+
+/// How many of these orderings hold, and which do not.
+pub fn summary(orderings: &[Ordering]) -> String {
+    let held = orderings.iter().filter(|ordering| ordering.holds).count();
+    let all = orderings.len();
+    let mut text = format!("{held} of {all} published orderings hold ({:.1} %).", held as f64 / all.max(1) as f64 * 100.0);
+    for Ordering { table, column, better, worse, .. } in orderings.iter().filter(|ordering| !ordering.holds) {
+        let _ = write!(text, "\n  not so: {table}, {column}: {better} better than {worse}");
+    }
+    text
+}
+
+/// What the columns of the text mean.
+pub const LEGEND: &str = "\
+simulated: in the unit of the published figures, scaled so that the first row that was published with one (T4: gang
+scheduling) is the same; stdev: over seeds; change: against that row; error: simulated ratio to published ratio.
++ this project's   = a bound: no scheduler can know what it knows";
