@@ -5,6 +5,7 @@
 //! needs no atomics.
 
 use crate::explore::spawn;
+use crate::mutation::{Mutation, active};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicU32;
 use loom::thread::{JoinHandle, Thread};
@@ -84,8 +85,6 @@ pub struct Config {
     pub interrupts: bool,
     /// Whether an interrupt that is taken out of a halt ends it.
     pub interrupt_ends_halt: bool,
-    /// Fault of the machine, not of the guest: it announces latches for each slot and has one for the vCPU.
-    pub latches_shared: bool,
 }
 
 impl Default for Config {
@@ -98,7 +97,6 @@ impl Default for Config {
             blind: false,
             interrupts: true,
             interrupt_ends_halt: false,
-            latches_shared: false,
         }
     }
 }
@@ -422,7 +420,7 @@ impl<K: Kick> Platform for OnMachine<K> {
         let vcpu = machine.vcpu();
         machine.halts.set(machine.halts.get() + 1);
         let latch = match K::KIND {
-            KickKind::SlotLatch if !machine.config.latches_shared => 1 << slot.index(),
+            KickKind::SlotLatch if !active(Mutation::LatchesShared) => 1 << slot.index(),
             _ => 1,
         };
         if K::KIND == KickKind::SlotLatch {

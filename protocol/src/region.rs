@@ -1,5 +1,6 @@
 //! The region: a header and the records behind it.
 
+use crate::mutation::{Mutation, active, weakened};
 use crate::offset::header;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::{Features, Header, HostFlags, RECORD_STRIDE, Record, VcpuId};
@@ -77,9 +78,11 @@ impl<'a> RegionRef<'a> {
         let polls = || HostFlags::from_bits(self.header.flags.load(Ordering::Relaxed)).contains(HostFlags::POLLER);
         let Some(record) = self.record(vcpu).filter(|_| polls()) else { return true };
         // Release: pairs with the host's Acquire load; what the kick is about is visible to the vCPU that it wakes.
-        record.kick_word.fetch_add(1, Ordering::Release);
+        record.kick_word.fetch_add(1, weakened(Mutation::KickCountRelaxed, Ordering::Release, Ordering::Relaxed));
         // SeqCst: pairs with the poller's, between clearing the flag and its last look.
-        fence(Ordering::SeqCst);
+        if !active(Mutation::KickNotFenced) {
+            fence(Ordering::SeqCst);
+        }
         !polls()
     }
 

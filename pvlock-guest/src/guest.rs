@@ -23,7 +23,7 @@
 //! | 1 | `OPEN` | the region is registered, and everybody who has to come online is counted |
 //! | 2–31 | behind | vCPUs that have to come online before anyone halts |
 
-use crate::mutation::{Mutation, active};
+use crate::mutation::{Mutation, active, weakened};
 use crate::sync::{AtomicU32, Ordering, array, const_unless_loom};
 use crate::waiters::Bucket;
 use crossbeam_utils::CachePadded;
@@ -110,7 +110,7 @@ impl<'a> GuestRef<'a> {
     #[inline]
     pub fn mode(&self) -> Mode {
         // Acquire: pairs with the read-modify-writes in `online`: who sees `Halting` sees every native release.
-        match self.state.load(Ordering::Acquire) {
+        match self.state.load(weakened(Mutation::ModeRelaxed, Ordering::Acquire, Ordering::Relaxed)) {
             HALTING => Mode::Halting,
             state if state & HOST == 0 => Mode::Native,
             _ if active(Mutation::OnlineNotRequired) => Mode::Halting,
@@ -151,16 +151,24 @@ impl<'a> GuestRef<'a> {
         if accepted.contains(Features::HALT) && !dedicated {
             // Before anyone is marked: who comes online and finds the mark has seen that the mode is no longer native.
             self.state.fetch_or(HOST, Ordering::Relaxed);
+            if active(Mutation::OpenedEarly) {
+                self.state.fetch_or(OPEN, Ordering::AcqRel);
+            }
             for vcpu in running.into_iter().filter_map(|vcpu| self.vcpus.get(vcpu.index())) {
                 // Counted first: the vCPU may come online as soon as it is marked.
-                self.state.fetch_add(BEHIND, Ordering::Relaxed);
+                if !active(Mutation::CountedLate) {
+                    self.state.fetch_add(BEHIND, Ordering::Relaxed);
+                }
                 // Release: pairs with `online`.
-                if vcpu.behind.swap(1, Ordering::AcqRel) == 1 {
+                if vcpu.behind.swap(1, weakened(Mutation::MarkRelaxed, Ordering::AcqRel, Ordering::Relaxed)) == 1 {
                     self.state.fetch_sub(BEHIND, Ordering::Relaxed);
+                }
+                if active(Mutation::CountedLate) {
+                    self.state.fetch_add(BEHIND, Ordering::Relaxed);
                 }
             }
             // Everybody is counted. Release: as in `online`.
-            self.state.fetch_or(OPEN, Ordering::AcqRel);
+            self.state.fetch_or(OPEN, weakened(Mutation::OpenRelaxed, Ordering::AcqRel, Ordering::Relaxed));
         }
         Ok(accepted)
     }
@@ -178,9 +186,9 @@ impl<'a> GuestRef<'a> {
         record.online.store(1, Ordering::Relaxed);
         let answer = ring.call(Doorbell::Online(vcpu));
         // Acquire: pairs with `register`: this vCPU's locks are paravirtual from here on.
-        if private.behind.swap(0, Ordering::AcqRel) == 1 {
+        if private.behind.swap(0, weakened(Mutation::OnlineRelaxed, Ordering::AcqRel, Ordering::Relaxed)) == 1 {
             // Release: pairs with `mode`: this vCPU's native releases happen before what follows `Halting`.
-            self.state.fetch_sub(BEHIND, Ordering::AcqRel);
+            self.state.fetch_sub(BEHIND, weakened(Mutation::CaughtUpRelaxed, Ordering::AcqRel, Ordering::Relaxed));
         }
         if answer == Status::Ok { Ok(()) } else { Err(answer) }
     }
