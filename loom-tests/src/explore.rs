@@ -59,7 +59,7 @@ impl Model {
 const STACK_WORDS: usize = 1 << 15;
 
 /// Starts a loom thread.
-pub(crate) fn spawn(code: impl FnOnce() + 'static) -> JoinHandle<()> {
+pub fn spawn(code: impl FnOnce() + 'static) -> JoinHandle<()> {
     let code = OnThisThread(code);
     let builder = thread::Builder::new().stack_size(STACK_WORDS);
     builder.spawn(move || code.call()).expect("loom threads always start")

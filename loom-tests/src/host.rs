@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 pub type Engine = pvlock_host::Engine<Nested, parking_lot::RawMutex>;
 
 /// Longer than any exploration.
-const FOREVER: Duration = Duration::from_secs(1 << 30);
+pub const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 /// The identifier of a vCPU.
 pub fn vcpu(index: usize) -> VcpuId {

@@ -33,9 +33,9 @@ mod work;
 #[cfg(pvlock_loom)]
 pub use clock::{OnClock, Pace, PollFrom, QueueWork, Visit, pace};
 #[cfg(pvlock_loom)]
-pub use explore::Model;
+pub use explore::{Model, spawn};
 #[cfg(pvlock_loom)]
-pub use host::{Engine, OnEngine, Vm, vcpu};
+pub use host::{Engine, FOREVER, OnEngine, Vm, vcpu};
 #[cfg(pvlock_loom)]
 pub use machine::{
     Config, InterruptAt, InterruptKick, Kick, Lock, Machine, OnMachine, SlotLatches, Start, VcpuLatch, Wait, WorkOn,

@@ -385,6 +385,7 @@ impl<K: Kick> Platform for OnMachine<K> {
         machine.ticks.get()
     }
 
+    // Its loads are Relaxed, weaker than the contract: exclusion rests on the locks' own looks.
     fn wait_while(word: &Word, value: u64, _deadline: u64) -> u64 {
         let machine = Machine::get();
         machine.interruptible();
@@ -392,19 +393,19 @@ impl<K: Kick> Platform for OnMachine<K> {
         let looks = vcpu.looks.get();
         vcpu.looks.set(looks + 1);
         if looks < machine.config.looks {
-            return if machine.config.blind { value } else { word.load(Ordering::Acquire) };
+            return if machine.config.blind { value } else { word.load(Ordering::Relaxed) };
         }
         // No `interruptible` from here on: a step that can repeat is no step to count.
         match machine.config.spin {
             Wait::Poll => {
                 loom::thread::yield_now();
-                word.load(Ordering::Acquire)
+                word.load(Ordering::Relaxed)
             }
             Wait::Sleep => loop {
                 // A load may return an old value: sleep only if no release has come since one was certainly seen.
                 machine.released.fetch_add(0, Ordering::Acquire);
                 let seen = machine.releases.get();
-                let now = word.load(Ordering::Acquire);
+                let now = word.load(Ordering::Relaxed);
                 if now != value {
                     return now;
                 }

@@ -131,17 +131,41 @@ mod models {
 
     const PREEMPTABLE: Model = Model::bounded("interrupted waiter of a preemptable lock", 3);
 
-    #[test]
-    fn row_04_preemptable() {
+    fn preemptable_holds<K: Kick>(interrupt_ends_halt: bool) {
         for inner_first in [false, true] {
+            let start = Instant::now();
             let mut executions = 0;
             let steps = at_every_step(0, |at| {
-                let model = move || interrupted_preemptable::<SlotLatches>(config::<2>(false), at.clone(), inner_first);
+                let model = move || interrupted_preemptable::<K>(config::<2>(interrupt_ends_halt), at.clone(), inner_first);
                 executions += PREEMPTABLE.executions(model);
             });
-            println!("interrupted waiter of a preemptable lock: holds at {steps} steps, {executions} executions");
+            println!(
+                "interrupted waiter of a preemptable lock, {:?}: holds at {steps} steps, {executions} executions, {:.2?}",
+                K::KIND,
+                start.elapsed()
+            );
             assert!(steps > 10, "an interrupt came at each step of a wait");
         }
+    }
+
+    #[test]
+    fn row_04_preemptable() {
+        preemptable_holds::<SlotLatches>(false);
+    }
+
+    #[test]
+    fn row_08_preemptable_latch_for_each_slot_and_an_interrupt_ends_a_halt() {
+        preemptable_holds::<SlotLatches>(true);
+    }
+
+    #[test]
+    fn row_08_preemptable_latch_for_the_vcpu() {
+        preemptable_holds::<VcpuLatch>(true);
+    }
+
+    #[test]
+    fn row_28_preemptable_kick_is_an_interrupt() {
+        preemptable_holds::<InterruptKick>(true);
     }
 
     #[test]

@@ -83,6 +83,6 @@ mod models {
     fn a_full_table_delays_halts_and_loses_nobody() {
         Mutation::TableFull.with(|| {
             WAKE_3.holds(|| wake::<SlotLatches, 3>(true));
-            });
+        });
     }
 }

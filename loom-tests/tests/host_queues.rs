@@ -75,6 +75,28 @@ mod models {
         HAND_OVER.holds(hand_over);
     }
 
+    /// vCPU 1 hands its lock to vCPU 2 and so moves the sleeper 0 to 2's queue, just when 2 wakes up and halts on 0.
+    fn hand_over_to_one_that_waits() {
+        let vm = vm::<3>(Queue::Holder);
+        for (sleeper, ticket) in [(2, 1), (0, 2)] {
+            vm.wait(sleeper, ticket, 1);
+            let _: Verdict = vm.try_halt(sleeper, 0, false);
+        }
+        let holder = vm.spawn(1, move || vm.kick(1, 2));
+        vm.engine().unparked(vcpu(2), Unpark::Signal, 0, vm);
+        vm.wait(2, 9, 0);
+        let _: Verdict = vm.try_halt(2, 0, false);
+        holder.join().unwrap();
+        assert!(vm.queued() < 2, "each sleeps on the other");
+    }
+
+    const HAND_OVER_CIRCLE: Model = Model::exhaustive("a hand-over meets a halt that would close a circle");
+
+    #[test]
+    fn row_14_a_hand_over_closes_no_circle() {
+        HAND_OVER_CIRCLE.holds(hand_over_to_one_that_waits);
+    }
+
     /// A vCPU goes offline while another one halts on its queue.
     fn offline() {
         let vm = vm::<2>(Queue::Previous);

@@ -91,6 +91,4 @@ mutations! {
     SlotWordReadRelaxed,
     /// A guest that counts a kick does not fence before it looks whether the poller is still awake.
     KickNotFenced,
-    /// A kick is counted Relaxed.
-    KickCountRelaxed,
 }

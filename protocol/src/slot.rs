@@ -190,6 +190,11 @@ mod tests {
     }
 
     #[test]
+    fn row_17_a_slot_has_no_padding() {
+        assert_no_padding!(WaitSlot::new() => WaitSlot, WaitSlot { id, word });
+    }
+
+    #[test]
     fn a_slot_that_changes_between_the_reads_is_refused() {
         let ids = core::cell::Cell::new(0);
         let id = || {

@@ -23,7 +23,7 @@
 //! | 1 | `OPEN` | the region is registered, and everybody who has to come online is counted |
 //! | 2–31 | behind | vCPUs that have to come online before anyone halts |
 
-use crate::mutation::{Mutation, active, weakened};
+use crate::mutation::{Mutation, active};
 use crate::sync::{AtomicU32, Ordering, array, const_unless_loom};
 use crate::waiters::Bucket;
 use crossbeam_utils::CachePadded;
@@ -110,7 +110,7 @@ impl<'a> GuestRef<'a> {
     #[inline]
     pub fn mode(&self) -> Mode {
         // Acquire: pairs with the read-modify-writes in `online`: who sees `Halting` sees every native release.
-        match self.state.load(weakened(Mutation::ModeRelaxed, Ordering::Acquire, Ordering::Relaxed)) {
+        match self.state.load(Ordering::Acquire) {
             HALTING => Mode::Halting,
             state if state & HOST == 0 => Mode::Native,
             _ if active(Mutation::OnlineNotRequired) => Mode::Halting,
@@ -156,19 +156,14 @@ impl<'a> GuestRef<'a> {
             }
             for vcpu in running.into_iter().filter_map(|vcpu| self.vcpus.get(vcpu.index())) {
                 // Counted first: the vCPU may come online as soon as it is marked.
-                if !active(Mutation::CountedLate) {
-                    self.state.fetch_add(BEHIND, Ordering::Relaxed);
-                }
+                self.state.fetch_add(BEHIND, Ordering::Relaxed);
                 // Release: pairs with `online`.
-                if vcpu.behind.swap(1, weakened(Mutation::MarkRelaxed, Ordering::AcqRel, Ordering::Relaxed)) == 1 {
+                if vcpu.behind.swap(1, Ordering::AcqRel) == 1 {
                     self.state.fetch_sub(BEHIND, Ordering::Relaxed);
-                }
-                if active(Mutation::CountedLate) {
-                    self.state.fetch_add(BEHIND, Ordering::Relaxed);
                 }
             }
             // Everybody is counted. Release: as in `online`.
-            self.state.fetch_or(OPEN, weakened(Mutation::OpenRelaxed, Ordering::AcqRel, Ordering::Relaxed));
+            self.state.fetch_or(OPEN, Ordering::AcqRel);
         }
         Ok(accepted)
     }
@@ -186,9 +181,9 @@ impl<'a> GuestRef<'a> {
         record.online.store(1, Ordering::Relaxed);
         let answer = ring.call(Doorbell::Online(vcpu));
         // Acquire: pairs with `register`: this vCPU's locks are paravirtual from here on.
-        if private.behind.swap(0, weakened(Mutation::OnlineRelaxed, Ordering::AcqRel, Ordering::Relaxed)) == 1 {
+        if private.behind.swap(0, Ordering::AcqRel) == 1 {
             // Release: pairs with `mode`: this vCPU's native releases happen before what follows `Halting`.
-            self.state.fetch_sub(BEHIND, weakened(Mutation::CaughtUpRelaxed, Ordering::AcqRel, Ordering::Relaxed));
+            self.state.fetch_sub(BEHIND, Ordering::AcqRel);
         }
         if answer == Status::Ok { Ok(()) } else { Err(answer) }
     }

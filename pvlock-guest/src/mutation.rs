@@ -58,30 +58,8 @@ pvlock_protocol::mutations! {
     FirstLookRelaxed,
     /// The look with which a spinning waiter finds itself served is Relaxed.
     ServedLookRelaxed,
-    /// The next waiter's note of itself is Relaxed.
-    NoteRelaxed,
-    /// The look of a next waiter whose note failed is Relaxed.
-    NotedLookRelaxed,
-    /// A waiter that is not next halts after a read-modify-write that acquires nothing.
-    HaltAfterRelease,
     /// Changes of the preemptable lock's word acquire nothing.
     ChangeNotAcquired,
-    /// Changes of the preemptable lock's word release nothing.
-    ChangeNotReleased,
-    /// What was said of the last head of a queue goes on being said of the next.
-    HeadsFlagsKept,
-    /// The mode of the locks is looked at Relaxed.
-    ModeRelaxed,
-    /// A vCPU that has to come online is marked before it is counted.
-    CountedLate,
-    /// A vCPU that has to come online is marked Relaxed.
-    MarkRelaxed,
-    /// Registration opens Relaxed.
-    OpenRelaxed,
-    /// A vCPU that comes online takes its mark away Relaxed.
-    OnlineRelaxed,
-    /// A vCPU that comes online is counted Relaxed.
-    CaughtUpRelaxed,
     /// Registration opens before everybody who has to come online is counted.
     OpenedEarly,
 }

@@ -122,8 +122,7 @@ impl Word {
     /// Taken by the head (T).
     fn served(self) -> Self {
         let serving = (u64::from(self.serving()) + 1) & TICKET_MASK;
-        let of_head = if active(Mutation::HeadsFlagsKept) { 0 } else { OF_HEAD };
-        let rest = self.0 & !(of_head | TICKET_MASK << SERVING_SHIFT);
+        let rest = self.0 & !(OF_HEAD | TICKET_MASK << SERVING_SHIFT);
         Self(rest | serving << SERVING_SHIFT).taken()
     }
 
@@ -252,7 +251,6 @@ impl<P: Platform> PreemptableTicketLock<P> {
     #[inline]
     fn change(&self, from: Word, to: Word) -> Result<Word, Word> {
         let order = weakened(Mutation::ChangeNotAcquired, Ordering::AcqRel, Ordering::Release);
-        let order = weakened(Mutation::ChangeNotReleased, order, Ordering::Acquire);
         self.word.compare_exchange(from.0, to.0, order, Ordering::Relaxed).map(|_| to).map_err(Word)
     }
 
@@ -459,7 +457,6 @@ impl<P: Platform> PreemptableTicketLock<P> {
             return self.load(Ordering::Acquire).serving() != ticket;
         }
         let order = weakened(Mutation::HaltAfterRelaxed, Ordering::AcqRel, Ordering::Acquire);
-        let order = weakened(Mutation::HaltAfterRelease, order, Ordering::Release);
         Word(self.word.fetch_or(0, order)).serving() != ticket
     }
 

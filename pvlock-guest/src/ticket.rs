@@ -232,8 +232,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
         }
         let noted = u64::from(serving) | VcpuId::encode(Some(vcpu)) << VCPU_SHIFT;
         // Release, (N) above: the slot's "halting" is visible to who reads the note; the owner's own data needs no order.
-        let order = weakened(Mutation::NoteRelaxed, Ordering::Release, Ordering::Relaxed);
-        self.word.compare_exchange(u64::from(serving), noted, order, Ordering::Relaxed).is_ok()
+        self.word.compare_exchange(u64::from(serving), noted, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
     /// Waits until `ticket` is served; returns it.
@@ -268,7 +267,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
                 } else if is_next {
                     self.note_halted(serving(word), me) || active(Mutation::HaltThoughNotNoted) || {
                         // The owner has noted us already, or the word has moved.
-                        let now = self.word.load(weakened(Mutation::NotedLookRelaxed, Ordering::Acquire, Ordering::Relaxed));
+                        let now = self.word.load(Ordering::Acquire);
                         now == u64::from(serving(word)) | VcpuId::encode(Some(me)) << VCPU_SHIFT
                     }
                 } else if active(Mutation::HaltAfterLoad) {
@@ -276,7 +275,6 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
                 } else {
                     // AcqRel, (O) above: our slot happens before the predecessor's look at it.
                     let order = weakened(Mutation::HaltAfterRelaxed, Ordering::AcqRel, Ordering::Acquire);
-                    let order = weakened(Mutation::HaltAfterRelease, order, Ordering::Release);
                     distance(self.word.fetch_or(0, order)) > 1
                 }
             });

@@ -3,7 +3,7 @@
 use crate::config::{Config, ConfigError, Queue, RunStates};
 use crate::decision::Decision;
 use crate::event::{Park, Resume, Unpark, Verdict, Waker};
-use crate::mutation::{Mutation, active, weakened};
+use crate::mutation::{Mutation, active};
 use crate::policy::{self, Metered};
 use crate::queue::{Enqueued, Kind, Queues};
 use crate::registration::{Registered, Registration};
@@ -338,9 +338,6 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             self.drain(vcpu, spinners, waker);
         }
         for _ in 0..self.vcpus.len().min(self.config.wake_ahead as usize) {
-            if active(Mutation::QueueNotServed) {
-                break;
-            }
             let Some(sleeper) = self.queues().pop(vcpu, Kind::Halted) else { break };
             if self.wake(sleeper, waker)
                 && let Some(own) = self.vcpu(sleeper)
@@ -414,12 +411,12 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     pub(crate) fn is_stopped(&self) -> bool {
         // Acquire: pairs with `stop`.
-        self.stopped.load(weakened(Mutation::StoppedRelaxed, Ordering::Acquire, Ordering::Relaxed)) != 0
+        self.stopped.load(Ordering::Acquire) != 0
     }
 
     fn stop(&self, bit: u32, waker: &impl Waker) {
         // Release: pairs with the load in `halt`, through the vCPU's word: see `wake_all`.
-        self.stopped.fetch_or(bit, weakened(Mutation::StopRelaxed, Ordering::Release, Ordering::Relaxed));
+        self.stopped.fetch_or(bit, Ordering::Release);
         self.wake_all(waker);
     }
 

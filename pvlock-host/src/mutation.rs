@@ -17,18 +17,6 @@ pvlock_protocol::mutations! {
     OfflineNotChecked,
     /// Whoever writes to a record looks whether there is a region before it takes the lock, not under it.
     RegionSeenUnlocked,
-    /// Pausing is noted Relaxed.
-    StopRelaxed,
-    /// A halt looks Relaxed whether the VM is paused.
-    StoppedRelaxed,
-    /// The registration is looked at Relaxed.
-    RegistrationRelaxed,
-    /// The registration is published Relaxed.
-    RegisterRelaxed,
-    /// The end of a registration is published Relaxed.
-    UnregisterRelaxed,
-    /// Whether a vCPU is parked is looked at Relaxed.
-    ParkedRelaxed,
     /// A poller that goes to sleep does not fence before its last look.
     PollerNotFenced,
     /// A poller goes to sleep without a last look.
@@ -41,8 +29,6 @@ pvlock_protocol::mutations! {
     NotDrained,
     /// A sleeper that wakes stays on the queue that it is on.
     NotDequeued,
-    /// A vCPU that wakes does not serve its own queue.
-    QueueNotServed,
     /// A reset vCPU leaves asleep who sleeps on it.
     ResetLeavesSleepers,
     /// A vCPU that is reset, or comes online or goes offline, is not woken.

@@ -1,7 +1,6 @@
 //! Where the region is, if the guest has registered one.
 
 use crate::GuestMemory;
-use crate::mutation::{Mutation, weakened};
 use crate::statistics::Counters;
 use crate::sync::{AtomicU64, Ordering};
 use pvlock_protocol::offset::{header, record};
@@ -33,7 +32,7 @@ impl Registration {
 
     pub(crate) fn get<'a, M: GuestMemory>(&self, memory: &'a M) -> Option<Registered<'a, M>> {
         // Acquire: pairs with `set`.
-        let word = self.0.load(weakened(Mutation::RegistrationRelaxed, Ordering::Acquire, Ordering::Relaxed));
+        let word = self.0.load(Ordering::Acquire);
         let stride = (word >> 1 & 0x3f) as usize * STRIDE_UNIT;
         (word & 1 == 1).then_some(Registered { memory, base: word & !(PAGE_SIZE as u64 - 1), stride })
     }
@@ -41,11 +40,11 @@ impl Registration {
     pub(crate) fn set(&self, base: u64, geometry: &Geometry) {
         // Release: pairs with `get`.
         let word = base | ((geometry.stride / STRIDE_UNIT) as u64) << 1 | 1;
-        self.0.store(word, weakened(Mutation::RegisterRelaxed, Ordering::Release, Ordering::Relaxed));
+        self.0.store(word, Ordering::Release);
     }
 
     pub(crate) fn clear(&self) {
-        self.0.store(0, weakened(Mutation::UnregisterRelaxed, Ordering::Release, Ordering::Relaxed));
+        self.0.store(0, Ordering::Release);
     }
 }
 

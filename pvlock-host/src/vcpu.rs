@@ -192,7 +192,7 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
     /// The slot that halted, if the vCPU is parked, and whether something has ended the park already.
     pub(crate) fn parked(&self) -> Option<(SlotIndex, bool)> {
         // Acquire: pairs with `halt`: who sees the park sees what was noted of it before.
-        let word = self.word.load(weakened(Mutation::ParkedRelaxed, Ordering::Acquire, Ordering::Relaxed));
+        let word = self.word.load(Ordering::Acquire);
         let slot = SlotIndex::new((word >> SLOT_SHIFT & 3) as usize)?;
         (word & PARKED != 0).then_some((slot, word & ends(word) != 0))
     }

@@ -24,9 +24,11 @@
 
 mod children;
 mod libtest;
+mod mutate;
 mod run;
 mod steps;
 mod summary;
+mod table;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -44,7 +46,7 @@ struct Cli {
     command: Command,
 }
 
-/// `mutate`, `stock-kvm` and `soak` will stand here: what takes longer, or needs more than Rust, than `test` may.
+/// Besides `test`: what takes longer, or needs more than Rust, than that may.
 #[derive(Subcommand)]
 enum Command {
     /// Run every check, or only the steps named.
@@ -53,11 +55,18 @@ enum Command {
         #[arg(value_name = "STEP", value_parser = steps::NAMES)]
         only: Vec<String>,
     },
+    /// Put one fault after the other into the code, and see the models fail that have to (loom-tests/mutations.md).
+    Mutate {
+        /// Faults to run; all of them if none is named.
+        #[arg(value_name = "FAULT")]
+        only: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
     let result = children::end_on_signals().and_then(|()| match Cli::parse().command {
         Command::Test { only } => test(&only),
+        Command::Mutate { only } => mutate::run(&Workspace::find()?, &only),
     });
     result.unwrap_or_else(|error| {
         eprintln!("error: {error}");

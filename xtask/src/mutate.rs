@@ -109,10 +109,8 @@ fn faults(source: &str) -> impl Iterator<Item = &str> {
 
 /// Builds the models; the program of each test file.
 fn build(workspace: &Workspace) -> Result<BTreeMap<String, PathBuf>, String> {
-    let mut command = workspace.loom(
-        "test --release --no-run --message-format json-render-diagnostics \
-         --package pvlock-loom-tests --package pvlock-host --test *",
-    );
+    let mut command =
+        workspace.loom("test --release --no-run --message-format json-render-diagnostics --package pvlock-loom-tests --tests");
     let output = command.stderr(Stdio::inherit()).output().map_err(|error| format!("cannot start cargo: {error}"))?;
     if !output.status.success() {
         return Err("the models do not build".into());
@@ -150,8 +148,7 @@ fn one(run: &Run, programs: &BTreeMap<String, PathBuf>, log: &Path) -> Outcome {
         return Outcome::Bad("no such test file".into());
     };
     let mut command = Command::new(program);
-    // Models stand in a module `models`, except those of pvlock-host.
-    command.args(["--exact", "--test-threads=1", name, &format!("models::{name}")]);
+    command.args(["--exact", "--test-threads=1", &format!("models::{name}")]);
     command.env("RUST_BACKTRACE", "0").env("PVLOCK_MUTATION", run.fault.as_deref().unwrap_or_default());
     let (success, output) = match logged(&mut command, log) {
         Ok(ended) => ended,
@@ -169,7 +166,7 @@ fn one(run: &Run, programs: &BTreeMap<String, PathBuf>, log: &Path) -> Outcome {
 
 /// Runs a command that prints to a file; whether it succeeded, and what it printed.
 fn logged(command: &mut Command, log: &Path) -> Result<(bool, String), String> {
-    let run = || {
+    let mut run = || {
         let mut file = fs::File::options().read(true).write(true).create(true).truncate(true).open(log)?;
         let mut child = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file.try_clone()?).spawn()?;
         let start = Instant::now();
@@ -207,7 +204,8 @@ mod tests {
 
     #[test]
     fn names_are_found() {
-        let source = "//! mutations\npvlock_protocol::mutations! {\n    /// One,\n    One,\n    /// Two.\n    Two,\n}\nfn not(a: u8,\n";
+        let source =
+            "//! mutations\npvlock_protocol::mutations! {\n    /// One,\n    One,\n    /// Two.\n    Two,\n}\nfn not(a: u8,\n";
         assert_eq!(faults(source).collect::<Vec<_>>(), ["One", "Two"]);
     }
 
