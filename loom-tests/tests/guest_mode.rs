@@ -12,12 +12,9 @@ mod models {
 
     /// vCPU 0 owns a native lock while vCPU 1 registers the region, comes online and waits for the lock.
     ///
-    /// With three vCPUs, the third one comes online at the same time, and waits for the lock then: it has just been started.
-    /// vCPU 0 does not come online.
+    /// With three vCPUs, the third one comes online at the same time: it has just been started. vCPU 0 does not.
     fn registered_while_owned<const N: usize>() {
-        // Two vCPUs that poll can do so in turns for ever.
-        let spin = if N == 2 { Wait::Poll } else { Wait::Sleep };
-        let machine = Machine::new::<N>(Config { start: Start::Native, spin, looks: 1, ..Config::default() });
+        let machine = Machine::new::<N>(Config { start: Start::Native, spin: Wait::Poll, looks: 1, ..Config::default() });
         let work = WorkOn::<SlotLatches>::new();
         // As a kernel tells its other vCPUs to come online.
         let registered = Rc::new(AtomicBool::new(false));
@@ -31,13 +28,7 @@ mod models {
                 work.once();
             })
         };
-        let third = (N == 3).then(|| {
-            let work = work.clone();
-            machine.spawn(2, move || {
-                machine.online(2);
-                work.once();
-            })
-        });
+        let third = (N == 3).then(|| machine.spawn(2, move || machine.online(2)));
         work.end();
         if N == 2 {
             while !registered.load(Ordering::Relaxed) {
@@ -52,12 +43,34 @@ mod models {
         } else {
             assert_eq!(machine.guest().mode(), Mode::Halting, "everybody has come online");
         }
-        work.finish(N as u32);
+        work.finish(2);
+    }
+
+    /// vCPU 0 owns a native lock, for which vCPU 2, just started, comes to wait while vCPU 1 registers the region.
+    fn registered_while_awaited() {
+        let machine = Machine::new::<3>(Config { start: Start::Native, spin: Wait::Poll, looks: 1, ..Config::default() });
+        let work = WorkOn::<SlotLatches>::new();
+        work.begin();
+        let registrar = machine.spawn(1, move || machine.register((0..2).filter_map(VcpuId::new)));
+        let waiter = {
+            let work = work.clone();
+            machine.spawn(2, move || work.once())
+        };
+        work.end();
+        registrar.join().unwrap();
+        waiter.join().unwrap();
+        work.finish(2);
     }
 
     // Without a bound most executions are turns of polling.
     const SWITCH_2: Model = Model::bounded("row 28: registered while a lock is owned, 2 vCPUs", 3);
     const SWITCH_3: Model = Model::bounded("row 28: registered while a lock is owned, 3 vCPUs", 2);
+    const AWAITED: Model = Model::bounded("row 28: registered while a lock is awaited, 3 vCPUs", 2);
+
+    #[test]
+    fn row_28_registered_while_awaited() {
+        AWAITED.holds(registered_while_awaited);
+    }
 
     #[test]
     fn row_28_switch_2() {

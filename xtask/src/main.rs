@@ -23,6 +23,7 @@
 #![doc = include_str!("../budget.md")]
 
 mod children;
+mod inventory;
 mod libtest;
 mod mutate;
 mod run;
@@ -55,6 +56,12 @@ enum Command {
         #[arg(value_name = "STEP", value_parser = steps::NAMES)]
         only: Vec<String>,
     },
+    /// List every piece of unsafe code with the invariant that it rests on; fail if one names none.
+    Unsafe {
+        /// Only count.
+        #[arg(long)]
+        brief: bool,
+    },
     /// Put one fault after the other into the code, and see the models fail that have to (loom-tests/mutations.md).
     Mutate {
         /// Faults to run; all of them if none is named.
@@ -66,6 +73,7 @@ enum Command {
 fn main() -> ExitCode {
     let result = children::end_on_signals().and_then(|()| match Cli::parse().command {
         Command::Test { only } => test(&only),
+        Command::Unsafe { brief } => inventory::run(&Workspace::find()?.root, brief),
         Command::Mutate { only } => mutate::run(&Workspace::find()?, &only),
     });
     result.unwrap_or_else(|error| {

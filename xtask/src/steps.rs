@@ -18,7 +18,7 @@ pub(crate) struct Step {
 }
 
 /// The steps, in order.
-pub(crate) const NAMES: [&str; 8] = ["format", "clippy", "docs", "no-std", "features", "tests", "loom", "end-to-end"];
+pub(crate) const NAMES: [&str; 9] = ["format", "clippy", "unsafe", "docs", "no-std", "features", "tests", "loom", "end-to-end"];
 
 /// All steps, in the order of [`NAMES`].
 pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
@@ -26,6 +26,7 @@ pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
         let (minutes, runs_tests, commands) = match name {
             "format" => (3, false, vec![workspace.cargo("fmt --all --check")]),
             "clippy" => (9, false, clippy(workspace)),
+            "unsafe" => (1, false, vec![workspace.xtask("unsafe --brief")]),
             "docs" => (6, false, docs(workspace)),
             "no-std" => (3, false, no_std(workspace)),
             "features" => (6, false, features(workspace)),
@@ -144,7 +145,14 @@ impl Workspace {
         command
     }
 
-    /// The same with `--cfg pvlock_loom`, in a target directory of its own: other flags would rebuild everything each time.
+    /// This program with `arguments`.
+    fn xtask(&self, arguments: &str) -> Command {
+        let mut command = Command::new(env::current_exe().unwrap_or_else(|_| "xtask".into()));
+        command.current_dir(&self.root).args(arguments.split_whitespace());
+        command
+    }
+
+    /// Cargo with `--cfg pvlock_loom`, in a target directory of its own: other flags would rebuild everything each time.
     pub(crate) fn loom(&self, arguments: &str) -> Command {
         let flags = env::var("RUSTFLAGS").unwrap_or_default();
         let mut command = self.cargo(arguments);
