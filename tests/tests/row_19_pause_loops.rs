@@ -14,7 +14,7 @@ use std::time::Instant;
 
 const VCPUS: usize = 4;
 /// Critical sections of each vCPU.
-const SECTIONS: u64 = 400;
+const SECTIONS: u64 = 150;
 
 /// Ticks of spinning after which a guest exits: never, later than any wait, at each PAUSE.
 const WINDOWS: [u64; 3] = [0, u64::MAX, 1];
