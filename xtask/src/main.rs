@@ -25,6 +25,8 @@
 mod children;
 mod inventory;
 mod libtest;
+#[cfg(test)]
+mod listed;
 mod mutate;
 mod run;
 mod steps;
@@ -36,7 +38,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::steps::Workspace;
+use crate::steps::{Step, Workspace};
 use crate::summary::Summary;
 
 /// Checks of the pvlock workspace.
@@ -56,6 +58,12 @@ enum Command {
         #[arg(value_name = "STEP", value_parser = steps::NAMES)]
         only: Vec<String>,
     },
+    /// Run the unit tests of guest and host under the address and thread sanitizers, or only under those named.
+    Sanitize {
+        /// Sanitizers to use; all of them if none is named.
+        #[arg(value_name = "SANITIZER", value_parser = steps::SANITIZERS)]
+        only: Vec<String>,
+    },
     /// List every piece of unsafe code with the invariant that it rests on; fail if one names none.
     Unsafe {
         /// Only count.
@@ -71,35 +79,41 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = children::end_on_signals().and_then(|()| match Cli::parse().command {
-        Command::Test { only } => test(&only),
-        Command::Unsafe { brief } => inventory::run(&Workspace::find()?.root, brief),
-        Command::Mutate { only } => mutate::run(&Workspace::find()?, &only),
-    });
-    result.unwrap_or_else(|error| {
+    command(Cli::parse().command).unwrap_or_else(|error| {
         eprintln!("error: {error}");
         ExitCode::FAILURE
     })
 }
 
-fn test(only: &[String]) -> Result<ExitCode, String> {
+fn command(command: Command) -> Result<ExitCode, String> {
+    children::end_on_signals()?;
     let workspace = Workspace::find()?;
+    match command {
+        Command::Test { only } => Ok(all_of(steps::all(&workspace), &only, &workspace)),
+        Command::Sanitize { only } => Ok(all_of(steps::sanitizers(&workspace), &only, &workspace)),
+        Command::Unsafe { brief } => inventory::run(&workspace.root, brief),
+        Command::Mutate { only } => mutate::run(&workspace, &only),
+    }
+}
+
+/// Runs these steps, or only those named.
+fn all_of(steps: impl Iterator<Item = Step>, only: &[String], workspace: &Workspace) -> ExitCode {
     // In CI, a machine that has KVM must be able to use it.
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
     let mut summary = Summary::new(ci && Path::new("/dev/kvm").exists());
-    for step in steps::all(&workspace).filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)) {
+    for step in steps.filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)) {
         if children::interrupted() {
             summary.not_run(step.name);
         } else {
-            summary.add(run::step(step, &workspace));
+            summary.add(run::step(step, workspace));
         }
     }
     print!("\n{summary}");
-    Ok(match (children::interrupted(), summary.is_success()) {
+    match (children::interrupted(), summary.is_success()) {
         (true, _) => ExitCode::from(130),
         (false, true) => ExitCode::SUCCESS,
         (false, false) => ExitCode::FAILURE,
-    })
+    }
 }
 
 #[cfg(test)]

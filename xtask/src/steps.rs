@@ -116,6 +116,24 @@ fn loom(workspace: &Workspace) -> Vec<Command> {
     vec![workspace.loom("test --release --no-fail-fast --package pvlock-loom-tests")]
 }
 
+/// The sanitizers that there are steps for.
+pub(crate) const SANITIZERS: [&str; 2] = ["address", "thread"];
+
+/// The tests of the crates with shared memory, under each sanitizer. The standard library is not instrumented: its own races
+/// are not seen, and what only it orders may look like one. (A stable compiler has the sanitizers, but not their option.)
+pub(crate) fn sanitizers(workspace: &Workspace) -> impl Iterator<Item = Step> {
+    SANITIZERS.into_iter().map(|name| {
+        let mut command = workspace.cargo(
+            "test --target x86_64-unknown-linux-gnu --no-fail-fast --lib --tests \
+             --package pvlock-protocol --package pvlock-hypercalls --package pvlock-guest --package pvlock-host \
+             --features pvlock-guest/lock_api_04,pvlock-guest/lock_api_05,pvlock-host/threads",
+        );
+        command.env("CARGO_TARGET_DIR", workspace.target.join(name)).env_remove("CARGO_ENCODED_RUSTFLAGS");
+        command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", format!("-Zsanitizer={name}"));
+        Step { name, commands: vec![command], runs_tests: true, limit: Duration::from_secs(60 * 20) }
+    })
+}
+
 /// Real VMs, with the programs that users get.
 fn end_to_end(workspace: &Workspace) -> Vec<Command> {
     vec![workspace.cargo("test --no-fail-fast --release --package pvlock --package pvlock-tests --test *")]
