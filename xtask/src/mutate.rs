@@ -30,8 +30,10 @@ struct Run {
 
 /// What became of a run.
 enum Outcome {
-    /// As it should be: the fault was found, or there is none and nothing was.
-    Good,
+    /// The fault was found.
+    Killed,
+    /// There is no fault, and the model held in this many executions.
+    Holds(usize),
     Survived,
     Bad(String),
 }
@@ -48,12 +50,12 @@ pub(crate) fn run(workspace: &Workspace, only: &[String]) -> Result<ExitCode, St
     let mut bad = 0;
     for (run, (outcome, time)) in runs.iter().zip(&done) {
         let result = match outcome {
-            Outcome::Good if run.fault.is_none() => "passes".into(),
-            Outcome::Good => format!("killed: {}", run.how),
+            Outcome::Holds(executions) => format!("holds in {executions} executions"),
+            Outcome::Killed => format!("killed: {}", run.how),
             Outcome::Survived => "SURVIVED".into(),
             Outcome::Bad(why) => format!("BAD: {why}"),
         };
-        bad += usize::from(!matches!(outcome, Outcome::Good));
+        bad += usize::from(matches!(outcome, Outcome::Survived | Outcome::Bad(_)));
         println!("{:<22} {:<72} {:>7.1}  {result}", run.fault.as_deref().unwrap_or("-"), run.test, time.as_secs_f64());
     }
     let faults: BTreeSet<_> = runs.iter().filter_map(|run| run.fault.as_ref()).collect();
@@ -148,7 +150,7 @@ fn one(run: &Run, programs: &BTreeMap<String, PathBuf>, log: &Path) -> Outcome {
         return Outcome::Bad("no such test file".into());
     };
     let mut command = Command::new(program);
-    command.args(["--exact", "--test-threads=1", &format!("models::{name}")]);
+    command.args(["--exact", "--nocapture", "--test-threads=1", &format!("models::{name}")]);
     command.env("RUST_BACKTRACE", "0").env("PVLOCK_MUTATION", run.fault.as_deref().unwrap_or_default());
     let (success, output) = match logged(&mut command, log) {
         Ok(ended) => ended,
@@ -156,10 +158,10 @@ fn one(run: &Run, programs: &BTreeMap<String, PathBuf>, log: &Path) -> Outcome {
     };
     match (&run.fault, success) {
         _ if !output.contains("running 1 test") => Outcome::Bad("no such test".into()),
-        (None, true) => Outcome::Good,
+        (None, true) => Outcome::Holds(executions(&output)),
         (None, false) => Outcome::Bad(format!("fails without any fault: {}", panic(&output))),
         (Some(_), true) => Outcome::Survived,
-        (Some(_), false) if output.contains(&run.how) => Outcome::Good,
+        (Some(_), false) if output.contains(&run.how) => Outcome::Killed,
         (Some(_), false) => Outcome::Bad(format!("fails, but not by \"{}\": {}", run.how, panic(&output))),
     }
 }
@@ -193,6 +195,12 @@ fn logged(command: &mut Command, log: &Path) -> Result<(bool, String), String> {
     }
 }
 
+/// What models say of themselves, summed: `… holds in 12 executions, …`.
+fn executions(output: &str) -> usize {
+    let counts = output.split(" executions").filter_map(|before| before.rsplit(' ').next()?.parse::<usize>().ok());
+    counts.sum()
+}
+
 /// The first panic's message.
 fn panic(output: &str) -> &str {
     output.lines().skip_while(|line| !line.contains(" panicked at ")).nth(1).unwrap_or("no panic")
@@ -214,6 +222,12 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a workspace");
         let runs = runs(root, &[]).unwrap_or_else(|error| panic!("{error}"));
         assert!(runs.iter().filter_map(|run| run.fault.as_ref()).collect::<BTreeSet<_>>().len() > 20);
+    }
+
+    #[test]
+    fn executions_are_summed() {
+        assert_eq!(executions("test a ... b: holds in 12 executions, 3ms\nholds at 7 steps, 30 executions, 1s\nok\n"), 42);
+        assert_eq!(executions("ok"), 0);
     }
 
     #[test]
