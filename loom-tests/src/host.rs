@@ -26,21 +26,6 @@ struct Sleeper {
     parker: Parker,
     /// Whether it was woken and has not slept since.
     woken: Cell<bool>,
-    /// Looks at the clock since it last slept.
-    looks: Cell<u32>,
-}
-
-/// Looks at the clock that a waiter gets before it has slept. One that looks more often may not halt, and polls: then
-/// somebody else has to do a step first.
-const LOOKS: u32 = 16;
-
-impl Sleeper {
-    fn looks(&self) {
-        self.looks.set(self.looks.get() + 1);
-        if self.looks.get() > LOOKS {
-            loom::thread::yield_now();
-        }
-    }
 }
 
 /// The VM of the present execution.
@@ -74,7 +59,7 @@ impl Vm {
         let vm: &'static Self = Box::leak(Box::new(Self {
             engine: Engine::new(config, N, memory).expect("models have a sound configuration"),
             machine,
-            sleepers: (0..N).map(|_| Sleeper { parker: Parker::new(), woken: Cell::new(false), looks: Cell::new(0) }).collect(),
+            sleepers: (0..N).map(|_| Sleeper { parker: Parker::new(), woken: Cell::new(false) }).collect(),
         }));
         VM.set(Some(vm));
         let ring = vm.doorbell(0);
@@ -151,7 +136,7 @@ impl Vm {
         let sleeper = &self.sleepers[index];
         let how = sleeper.parker.park(Instant::now() + FOREVER);
         sleeper.woken.set(false);
-        sleeper.looks.set(0);
+        self.machine.has_slept();
         self.engine.unparked(vcpu(index), how, 0, self);
     }
 
@@ -193,7 +178,6 @@ impl Platform for OnEngine {
     }
 
     fn ticks() -> u64 {
-        Vm::get().sleepers[current()].looks();
         OnMachine::<SlotLatches>::ticks()
     }
 

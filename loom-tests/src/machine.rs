@@ -126,6 +126,8 @@ struct Vcpu {
     interrupts: Cell<bool>,
     in_handler: Cell<bool>,
     looks: Cell<u32>,
+    /// Looks at the clock since it last slept.
+    clock_looks: Cell<u32>,
     sleeping: Cell<bool>,
 }
 
@@ -231,6 +233,7 @@ impl Machine {
             interrupts: Cell::new(config.interrupts),
             in_handler: Cell::new(false),
             looks: Cell::new(0),
+            clock_looks: Cell::new(0),
             sleeping: Cell::new(false),
         };
         let vcpus = ids::<N>().map(vcpu).collect();
@@ -333,6 +336,11 @@ impl Machine {
         }
     }
 
+    /// The calling vCPU has slept.
+    pub(crate) fn has_slept(&self) {
+        self.vcpu().clock_looks.set(0);
+    }
+
     fn vcpu(&self) -> &Vcpu {
         &self.vcpus[VCPU.with(Cell::get).expect("only vCPUs run guest code").index()]
     }
@@ -362,6 +370,10 @@ impl Machine {
     }
 }
 
+/// Looks at the clock that a waiter gets before it has slept. One that looks more often may not halt, and polls: then
+/// somebody else has to do a step first.
+const CLOCK_LOOKS: u32 = 32;
+
 fn ids<const N: usize>() -> impl Iterator<Item = VcpuId> {
     (0..N).filter_map(VcpuId::new)
 }
@@ -380,6 +392,11 @@ impl<K: Kick> Platform for OnMachine<K> {
     fn ticks() -> u64 {
         let machine = Machine::get();
         machine.interruptible();
+        let looks = &machine.vcpu().clock_looks;
+        looks.set(looks.get() + 1);
+        if looks.get() > CLOCK_LOOKS {
+            loom::thread::yield_now();
+        }
         // More than any budget: each deadline has passed when it is looked at.
         machine.ticks.set(machine.ticks.get() + (1 << 32));
         machine.ticks.get()
@@ -450,6 +467,7 @@ impl<K: Kick> Platform for OnMachine<K> {
             }
         }
         vcpu.looks.set(1);
+        machine.has_slept();
     }
 
     fn kick(vcpu: VcpuId) {
