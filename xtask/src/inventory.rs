@@ -56,7 +56,9 @@ pub(crate) fn run(root: &Path, brief: bool) -> Result<ExitCode, String> {
         }
     }
     for (name, [blocks, impls, contracts, methods]) in &counts {
-        println!("note: unsafe in {name}: {blocks} blocks, {impls} impls, {contracts} contracts, {methods} methods of them");
+        println!(
+            "note: unsafe in {name}: {blocks} blocks, {impls} impls, {contracts} functions and traits, {methods} trait methods"
+        );
     }
     if undocumented > 0 {
         println!("{undocumented} pieces of unsafe code do not say what they rest on: add a `// SAFETY:` or a `# Safety` section");
