@@ -58,12 +58,8 @@ enum Command {
         #[arg(value_name = "STEP", value_parser = steps::NAMES)]
         only: Vec<String>,
     },
-    /// Run the unit tests of guest and host under the address and thread sanitizers, or only under those named.
-    Sanitize {
-        /// Sanitizers to use; all of them if none is named.
-        #[arg(value_name = "SANITIZER", value_parser = steps::SANITIZERS)]
-        only: Vec<String>,
-    },
+    /// Run the tests of guest and host under the address sanitizer.
+    Sanitize,
     /// List every piece of unsafe code with the invariant that it rests on; fail if one names none.
     Unsafe {
         /// Only count.
@@ -90,7 +86,7 @@ fn command(command: Command) -> Result<ExitCode, String> {
     let workspace = Workspace::find()?;
     match command {
         Command::Test { only } => Ok(all_of(steps::all(&workspace), &only, &workspace)),
-        Command::Sanitize { only } => Ok(all_of(steps::sanitizers(&workspace), &only, &workspace)),
+        Command::Sanitize => Ok(all_of(std::iter::once(steps::sanitize(&workspace)), &[], &workspace)),
         Command::Unsafe { brief } => inventory::run(&workspace.root, brief),
         Command::Mutate { only } => mutate::run(&workspace, &only),
     }
