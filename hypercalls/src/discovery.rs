@@ -233,8 +233,10 @@ mod tests {
         }
     }
 
+    /// Row 24: chosen at start-up by vendor, as a value; nothing is patched. And with PV_UNHALT switched off by the host there
+    /// is nothing to execute it for.
     #[test]
-    fn the_instruction_is_the_vendors() {
+    fn row_24_the_instruction_is_the_vendors_and_the_feature_may_be_off() {
         let cpu = |name: &[u8; 12]| {
             let word = |chunk: usize| u32::from_le_bytes(name[4 * chunk..][..4].try_into().unwrap());
             let registers = Registers { eax: 0, ebx: word(0), ecx: word(2), edx: word(1) };
@@ -243,5 +245,36 @@ mod tests {
         assert_eq!(cpu(b"GenuineIntel"), Instruction::Vmcall);
         assert_eq!(cpu(b"AuthenticAMD"), Instruction::Vmmcall);
         assert_eq!(cpu(b"HygonGenuine"), Instruction::Vmmcall);
+        // Others are compatible with Intel, where they virtualise at all.
+        assert_eq!(cpu(b"CentaurHauls"), Instruction::Vmcall);
+        assert_eq!(cpu(b"  Shanghai  "), Instruction::Vmcall);
+        for others in [0, !(1 << 7)] {
+            assert_eq!(discover(&super::tests::cpu(vendor(FIRST_BASE, &KVM_SIGNATURE, others))), Host::None);
+        }
+    }
+
+    /// Row 29: a query costs an exit, so everything is asked once, at start-up, each leaf once.
+    #[test]
+    fn row_29_discovery_asks_for_each_leaf_once() {
+        use std::cell::RefCell;
+        use std::collections::BTreeMap;
+        let offer = Offer { features: Features::HALT, transport: Transport::Vmcall };
+        let worlds = [
+            Vec::new(),
+            vendor(FIRST_BASE, &KVM_SIGNATURE, u32::MAX),
+            offer.leaves(FIRST_BASE).into(),
+            [vendor(FIRST_BASE, &KVM_SIGNATURE, u32::MAX), offer.leaves(LAST_BASE).into()].concat(),
+        ];
+        for leaves in worlds {
+            let asked = RefCell::new(BTreeMap::<u32, u32>::new());
+            let cpu = cpu(leaves);
+            let counting = |leaf: u32| {
+                *asked.borrow_mut().entry(leaf).or_default() += 1;
+                cpu.leaf(leaf)
+            };
+            discover(&counting);
+            native_instruction(&counting);
+            assert!(asked.borrow().values().all(|&times| times == 1), "{asked:?}");
+        }
     }
 }

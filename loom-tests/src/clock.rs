@@ -103,7 +103,8 @@ impl Platform for OnClock {
         if polls {
             loom::thread::yield_now();
         }
-        word.load(Ordering::Acquire)
+        // Relaxed: see `Machine`'s.
+        word.load(Ordering::Relaxed)
     }
 
     fn halt(slot: SlotIndex, interrupts: bool) {

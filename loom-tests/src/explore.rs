@@ -1,8 +1,6 @@
-//! Running a model to the end, and seeing it fail.
+//! Running a model to the end.
 
 use loom::thread::{self, JoinHandle};
-use std::any::Any;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -39,24 +37,14 @@ impl Model {
         executions.load(Ordering::Relaxed)
     }
 
-    /// Explores the model until an execution fails, by a panic whose message contains `how`; panics if none does.
-    pub fn fails(self, how: &str, model: impl Fn() + Send + Sync + 'static) {
-        let start = Instant::now();
-        let executions = Arc::new(AtomicUsize::new(0));
-        let panic = panic_of(|| self.explore(&executions, model));
-        let executions = executions.load(Ordering::Relaxed);
-        let Some(message) = panic else { panic!("{}: survives {executions} executions", self.name) };
-        assert!(message.contains(how), "{}: fails, but not by \"{how}\": {message}", self.name);
-        println!("{}: fails at execution {executions}, {:.2?}: {how}", self.name, start.elapsed());
-    }
-
     fn explore(self, executions: &Arc<AtomicUsize>, model: impl Fn() + Send + Sync + 'static) {
         let mut builder = loom::model::Builder::new();
         // Three vCPUs, and loom's first thread, which only waits.
         builder.max_threads = 4;
         // The longest executions take a few hundred; a loop without progress ends here.
         builder.max_branches = 1_500;
-        builder.preemption_bound = self.preemptions;
+        // `LOOM_MAX_PREEMPTIONS` raises the bound.
+        builder.preemption_bound = self.preemptions.map(|least| builder.preemption_bound.map_or(least, |most| most.max(least)));
         let executions = executions.clone();
         let model = Arc::new(model);
         builder.check(move || {
@@ -71,7 +59,7 @@ impl Model {
 const STACK_WORDS: usize = 1 << 15;
 
 /// Starts a loom thread.
-pub(crate) fn spawn(code: impl FnOnce() + 'static) -> JoinHandle<()> {
+pub fn spawn(code: impl FnOnce() + 'static) -> JoinHandle<()> {
     let code = OnThisThread(code);
     let builder = thread::Builder::new().stack_size(STACK_WORDS);
     builder.spawn(move || code.call()).expect("loom threads always start")
@@ -86,19 +74,5 @@ unsafe impl<F> Send for OnThisThread<F> {}
 impl<F: FnOnce()> OnThisThread<F> {
     fn call(self) {
         (self.0)();
-    }
-}
-
-/// The message of the panic in which `model` ends, if it does.
-pub fn panic_of(model: impl FnOnce()) -> Option<String> {
-    let panic = catch_unwind(AssertUnwindSafe(model)).err()?;
-    Some(message(&*panic).to_owned())
-}
-
-fn message(panic: &(dyn Any + Send)) -> &str {
-    match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {
-        (Some(message), _) => message,
-        (_, Some(message)) => message,
-        _ => "(no message)",
     }
 }

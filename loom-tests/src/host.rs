@@ -1,27 +1,31 @@
 //! A VM whose host is the real engine, and a platform whose doorbells go there.
 
 use crate::{Config, Machine, OnMachine, SlotLatches, Start};
-use loom::thread::{JoinHandle, Thread};
+use loom::thread::JoinHandle;
 use pvlock_guest::protocol::{LockId, SlotIndex, VcpuId, Wait, WaitState};
 use pvlock_guest::{GuestRef, Platform, Word, hypercalls};
-use pvlock_host::hypercalls::{Direct, Doorbell};
-use pvlock_host::{Nested, Unpark, Verdict, Waker};
-use std::cell::{Cell, RefCell};
+use pvlock_host::driver::Parker;
+use pvlock_host::hypercalls::{Direct, Doorbell, Ring};
+use pvlock_host::{Nested, Verdict, Waker};
+use std::cell::Cell;
+use std::time::{Duration, Instant};
 
 /// The engine of the models. (In a model its locks are loom's, whatever the second parameter says.)
 pub type Engine = pvlock_host::Engine<Nested, parking_lot::RawMutex>;
+
+/// Longer than any exploration.
+pub const FOREVER: Duration = Duration::from_secs(1 << 30);
 
 /// The identifier of a vCPU.
 pub fn vcpu(index: usize) -> VcpuId {
     VcpuId::new(index).expect("models have few vCPUs")
 }
 
-/// How a vCPU's thread sleeps: until somebody has left a token. There is no deadline, so a wake that is lost is a deadlock.
-#[derive(Default)]
+/// How a vCPU's thread sleeps: as the drivers' threads do. There is no deadline, so a wake that is lost is a deadlock.
 struct Sleeper {
-    token: Cell<bool>,
-    sleeping: Cell<bool>,
-    thread: RefCell<Option<Thread>>,
+    parker: Parker,
+    /// Whether it was woken and has not slept since.
+    woken: Cell<bool>,
 }
 
 /// The VM of the present execution.
@@ -55,17 +59,10 @@ impl Vm {
         let vm: &'static Self = Box::leak(Box::new(Self {
             engine: Engine::new(config, N, memory).expect("models have a sound configuration"),
             machine,
-            sleepers: (0..N).map(|_| Sleeper::default()).collect(),
+            sleepers: (0..N).map(|_| Sleeper { parker: Parker::new(), woken: Cell::new(false) }).collect(),
         }));
         VM.set(Some(vm));
-        vm.run_as(0);
-        let ring = Direct(|access| match access {
-            hypercalls::Access::Ring(word) => {
-                let _: Verdict = vm.engine.doorbell(vcpu(0), word, 0, vm);
-                0
-            }
-            _ => vm.engine.answer(vcpu(0)),
-        });
+        let ring = vm.doorbell(0);
         machine.guest().register(&ring, 0, (0..N).map(vcpu)).expect("the engine accepts");
         for index in 0..N {
             machine.guest().online(&ring, vcpu(index)).expect("the engine accepts");
@@ -77,16 +74,9 @@ impl Vm {
         VM.get().expect("a model makes its VM first")
     }
 
-    fn run_as(&self, index: usize) {
-        *self.sleepers[index].thread.borrow_mut() = Some(loom::thread::current());
-    }
-
     /// Starts a vCPU.
     pub fn spawn(&'static self, index: usize, code: impl FnOnce() + 'static) -> JoinHandle<()> {
-        self.machine.spawn(index, move || {
-            self.run_as(index);
-            code();
-        })
+        self.machine.spawn(index, code)
     }
 
     /// The engine.
@@ -97,6 +87,17 @@ impl Vm {
     /// The guest's state.
     pub fn guest(&self) -> GuestRef<'static> {
         self.machine.guest()
+    }
+
+    /// The doorbell of a vCPU, for those that let nobody park.
+    pub fn doorbell(&'static self, index: usize) -> impl Ring {
+        Direct(move |access| match access {
+            hypercalls::Access::Ring(word) => {
+                let _: Verdict = self.engine.doorbell(vcpu(index), word, 0, self);
+                0
+            }
+            _ => self.engine.answer(vcpu(index)),
+        })
     }
 
     /// A vCPU rings a doorbell; if it is told to park, the caller says how that goes on.
@@ -130,19 +131,18 @@ impl Vm {
         }
     }
 
-    /// Sleeps until woken, and reports that.
-    fn sleep(&self, index: usize) {
+    /// A vCPU that was told to park sleeps until woken, and reports that.
+    pub fn sleep(&self, index: usize) {
         let sleeper = &self.sleepers[index];
-        while !sleeper.token.take() {
-            sleeper.sleeping.set(true);
-            loom::thread::park();
-        }
-        self.engine.unparked(vcpu(index), Unpark::Woken, 0, self);
+        let how = sleeper.parker.park(Instant::now() + FOREVER);
+        sleeper.woken.set(false);
+        self.machine.has_slept();
+        self.engine.unparked(vcpu(index), how, 0, self);
     }
 
-    /// Whether somebody has left a token for this vCPU.
+    /// Whether somebody has woken this vCPU since it last slept.
     pub fn woken(&self, index: usize) -> bool {
-        self.sleepers[index].token.get()
+        self.sleepers[index].woken.get()
     }
 
     /// How many sleepers stand on queues.
@@ -154,13 +154,8 @@ impl Vm {
 impl Waker for Vm {
     fn wake(&self, vcpu: VcpuId) {
         let sleeper = &self.sleepers[vcpu.index()];
-        sleeper.token.set(true);
-        // Loom's `unpark` would wake it out of anything.
-        if sleeper.sleeping.take()
-            && let Some(thread) = &*sleeper.thread.borrow()
-        {
-            thread.unpark();
-        }
+        sleeper.woken.set(true);
+        sleeper.parker.unpark();
     }
 }
 
@@ -195,7 +190,7 @@ impl Platform for OnEngine {
     }
 
     fn kick(vcpu: VcpuId) {
-        Vm::get().kick(current(), vcpu.index());
+        Self::guest().kick(&Vm::get().doorbell(current()), vcpu);
     }
 }
 

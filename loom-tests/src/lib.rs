@@ -7,8 +7,8 @@
 //!
 //! Loom runs a closure again and again, until it has seen every order of its threads' atomic operations that can make a
 //! difference, and every value that a weakly ordered load may return. Some models bound the number of preemptions (switches
-//! away from a thread that could go on); each says why. Every model has mutations: faults that make the *same* model at the
-//! *same* bounds fail.
+//! away from a thread that could go on); each says why. `README.md` lists them all, `mutations.md` the faults that make the
+//! *same* models at the *same* bounds fail: `cargo xtask mutate` shows it.
 //!
 //! # What it does not
 //!
@@ -26,14 +26,16 @@ mod host;
 #[cfg(pvlock_loom)]
 mod machine;
 #[cfg(pvlock_loom)]
+mod mutation;
+#[cfg(pvlock_loom)]
 mod work;
 
 #[cfg(pvlock_loom)]
 pub use clock::{OnClock, Pace, PollFrom, QueueWork, Visit, pace};
 #[cfg(pvlock_loom)]
-pub use explore::{Model, panic_of};
+pub use explore::{Model, spawn};
 #[cfg(pvlock_loom)]
-pub use host::{Engine, OnEngine, Vm, vcpu};
+pub use host::{Engine, FOREVER, OnEngine, Vm, vcpu};
 #[cfg(pvlock_loom)]
 pub use machine::{
     Config, InterruptAt, InterruptKick, Kick, Lock, Machine, OnMachine, SlotLatches, Start, VcpuLatch, Wait, WorkOn,

@@ -5,6 +5,7 @@
 //! needs no atomics.
 
 use crate::explore::spawn;
+use crate::mutation::{Mutation, active};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::AtomicU32;
 use loom::thread::{JoinHandle, Thread};
@@ -84,8 +85,6 @@ pub struct Config {
     pub interrupts: bool,
     /// Whether an interrupt that is taken out of a halt ends it.
     pub interrupt_ends_halt: bool,
-    /// Fault of the machine, not of the guest: it announces latches for each slot and has one for the vCPU.
-    pub latches_shared: bool,
 }
 
 impl Default for Config {
@@ -98,7 +97,6 @@ impl Default for Config {
             blind: false,
             interrupts: true,
             interrupt_ends_halt: false,
-            latches_shared: false,
         }
     }
 }
@@ -128,6 +126,8 @@ struct Vcpu {
     interrupts: Cell<bool>,
     in_handler: Cell<bool>,
     looks: Cell<u32>,
+    /// Looks at the clock since it last slept.
+    clock_looks: Cell<u32>,
     sleeping: Cell<bool>,
 }
 
@@ -233,6 +233,7 @@ impl Machine {
             interrupts: Cell::new(config.interrupts),
             in_handler: Cell::new(false),
             looks: Cell::new(0),
+            clock_looks: Cell::new(0),
             sleeping: Cell::new(false),
         };
         let vcpus = ids::<N>().map(vcpu).collect();
@@ -335,6 +336,11 @@ impl Machine {
         }
     }
 
+    /// The calling vCPU has slept.
+    pub(crate) fn has_slept(&self) {
+        self.vcpu().clock_looks.set(0);
+    }
+
     fn vcpu(&self) -> &Vcpu {
         &self.vcpus[VCPU.with(Cell::get).expect("only vCPUs run guest code").index()]
     }
@@ -364,6 +370,10 @@ impl Machine {
     }
 }
 
+/// Looks at the clock that a waiter gets before it has slept. One that looks more often may not halt, and polls: then
+/// somebody else has to do a step first.
+const CLOCK_LOOKS: u32 = 32;
+
 fn ids<const N: usize>() -> impl Iterator<Item = VcpuId> {
     (0..N).filter_map(VcpuId::new)
 }
@@ -382,11 +392,17 @@ impl<K: Kick> Platform for OnMachine<K> {
     fn ticks() -> u64 {
         let machine = Machine::get();
         machine.interruptible();
+        let looks = &machine.vcpu().clock_looks;
+        looks.set(looks.get() + 1);
+        if looks.get() > CLOCK_LOOKS {
+            loom::thread::yield_now();
+        }
         // More than any budget: each deadline has passed when it is looked at.
         machine.ticks.set(machine.ticks.get() + (1 << 32));
         machine.ticks.get()
     }
 
+    // Its loads are Relaxed, weaker than the contract: exclusion rests on the locks' own looks.
     fn wait_while(word: &Word, value: u64, _deadline: u64) -> u64 {
         let machine = Machine::get();
         machine.interruptible();
@@ -394,19 +410,19 @@ impl<K: Kick> Platform for OnMachine<K> {
         let looks = vcpu.looks.get();
         vcpu.looks.set(looks + 1);
         if looks < machine.config.looks {
-            return if machine.config.blind { value } else { word.load(Ordering::Acquire) };
+            return if machine.config.blind { value } else { word.load(Ordering::Relaxed) };
         }
         // No `interruptible` from here on: a step that can repeat is no step to count.
         match machine.config.spin {
             Wait::Poll => {
                 loom::thread::yield_now();
-                word.load(Ordering::Acquire)
+                word.load(Ordering::Relaxed)
             }
             Wait::Sleep => loop {
                 // A load may return an old value: sleep only if no release has come since one was certainly seen.
                 machine.released.fetch_add(0, Ordering::Acquire);
                 let seen = machine.releases.get();
-                let now = word.load(Ordering::Acquire);
+                let now = word.load(Ordering::Relaxed);
                 if now != value {
                     return now;
                 }
@@ -422,7 +438,7 @@ impl<K: Kick> Platform for OnMachine<K> {
         let vcpu = machine.vcpu();
         machine.halts.set(machine.halts.get() + 1);
         let latch = match K::KIND {
-            KickKind::SlotLatch if !machine.config.latches_shared => 1 << slot.index(),
+            KickKind::SlotLatch if !active(Mutation::LatchesShared) => 1 << slot.index(),
             _ => 1,
         };
         if K::KIND == KickKind::SlotLatch {
@@ -451,6 +467,7 @@ impl<K: Kick> Platform for OnMachine<K> {
             }
         }
         vcpu.looks.set(1);
+        machine.has_slept();
     }
 
     fn kick(vcpu: VcpuId) {

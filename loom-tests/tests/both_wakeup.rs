@@ -4,10 +4,9 @@ pvlock_loom_tests::models_only_under_loom!();
 
 #[cfg(pvlock_loom)]
 mod models {
-    use pvlock_guest::mutation::Mutation as GuestMutation;
     use pvlock_guest::{PreemptableTicketLock, RawLock, TicketLock};
-    use pvlock_host::mutation::Mutation as HostMutation;
-    use pvlock_host::{Config, Queue};
+    use pvlock_host::protocol::HostFlags;
+    use pvlock_host::{Config, Policy, Poller, Queue};
     use pvlock_loom_tests::{Model, OnEngine, Vm, Work};
 
     type Ticket = TicketLock<OnEngine>;
@@ -56,21 +55,64 @@ mod models {
         PREEMPTABLE.holds(|| wake(Preemptable::new, Queue::Holder, 0));
     }
 
-    #[test]
-    fn mutations_of_the_guest() {
-        for mutation in [GuestMutation::ReleaseByStore, GuestMutation::NextNotNoted, GuestMutation::HaltThoughNotNoted] {
-            println!("{mutation:?}");
-            mutation.with(|| TICKET.fails("deadlock", ticket));
-        }
-        for mutation in [GuestMutation::ReleaseByStore, GuestMutation::HeadHaltsOnFree] {
-            println!("{mutation:?}");
-            mutation.with(|| PREEMPTABLE.fails("deadlock", preemptable));
-        }
+    // ---- the host changes its mind --------------------------------------------------------------------------------------
+
+    /// vCPU 0 owns the lock when vCPU 1 comes, and releases it, while `meanwhile` happens on vCPU 2, which uses no lock.
+    fn wake_while<L: RawLock + 'static>(lock: fn() -> L, config: Config, before: fn(&Vm), meanwhile: fn(&'static Vm)) {
+        let vm = Vm::new::<3>(config);
+        before(vm);
+        let work = Work::shared(lock());
+        let owner = work.begin();
+        let waiter = {
+            let work = work.clone();
+            vm.spawn(1, move || work.once())
+        };
+        let host = vm.spawn(2, move || meanwhile(vm));
+        work.end(owner);
+        waiter.join().unwrap();
+        host.join().unwrap();
+        assert_eq!(work.visits(), 2);
+        assert_eq!(vm.queued(), 0, "left on a queue");
+        assert_eq!(vm.engine().statistics().forced, 0);
     }
 
+    fn previous() -> Config {
+        Config { queue: Queue::Previous, ..Config::default() }
+    }
+
+    /// Halting is forbidden, and allowed again.
+    fn switch(vm: &'static Vm) {
+        vm.engine().set_flags(HostFlags::OFF, vm);
+        vm.engine().set_flags(HostFlags::default(), vm);
+    }
+
+    /// The guest ends its registration: nobody halts any more, and who has is woken.
+    fn unregister(vm: &'static Vm) {
+        vm.guest().unregister(&vm.doorbell(2)).unwrap();
+    }
+
+    const SWITCH: Model = Model::bounded("engine and lock, the host's flags change, 2 vCPUs", 2);
+    const UNREGISTER: Model = Model::bounded("engine and lock, the guest unregisters, 2 vCPUs", 2);
+
     #[test]
-    fn mutations_of_the_host() {
-        HostMutation::VcpuWordByStore.with(|| TICKET.fails("deadlock", ticket));
-        HostMutation::VcpuWordByStore.with(|| PREEMPTABLE.fails("deadlock", preemptable));
+    fn row_28_a_mode_switch_strands_nobody() {
+        SWITCH.holds(|| wake_while(Ticket::new, previous(), |_| (), switch));
+        SWITCH.holds(|| wake_while(Preemptable::new, previous(), |_| (), switch));
+        UNREGISTER.holds(|| wake_while(Ticket::new, previous(), |_| (), unregister));
+        UNREGISTER.holds(|| wake_while(Preemptable::new, previous(), |_| (), unregister));
+    }
+
+    /// Kicks are counted, not rung, until the poller has gone to sleep.
+    fn poller() -> Config {
+        Config { policy: Policy { poller: Some(Poller::default()), ..Policy::default() }, ..previous() }
+    }
+
+    const POLLER: Model = Model::bounded("engine and lock, the poller goes to sleep, 2 vCPUs", 3);
+
+    #[test]
+    fn a_counted_kick_is_delivered_though_the_poller_goes_to_sleep() {
+        let awake = |vm: &Vm| assert!(vm.engine().poller_wakes());
+        POLLER.holds(move || wake_while(Ticket::new, poller(), awake, |vm| vm.engine().poller_sleeps(vm)));
+        POLLER.holds(move || wake_while(Preemptable::new, poller(), awake, |vm| vm.engine().poller_sleeps(vm)));
     }
 }

@@ -4,7 +4,6 @@ pvlock_loom_tests::models_only_under_loom!();
 
 #[cfg(pvlock_loom)]
 mod models {
-    use pvlock_guest::mutation::Mutation;
     use pvlock_loom_tests::{Config, Lock, Machine, Model, SlotLatches, WorkOn};
 
     /// The next owner frees the lock as soon as it has it; the last one may still be on its way out of `unlock`.
@@ -35,11 +34,6 @@ mod models {
         FREED.holds(freed_by_the_next_owner);
     }
 
-    #[test]
-    fn row_01_mutations() {
-        Mutation::TouchAfterRelease.with(|| FREED.fails("Causality violation", freed_by_the_next_owner));
-    }
-
     /// A vCPU tries, while another one owns, releases and takes the lock again.
     fn try_lock_beside_an_owner() {
         let machine = Machine::new::<2>(Config::default());
@@ -63,11 +57,5 @@ mod models {
     #[test]
     fn row_36_a_failing_try_lock_changes_nothing() {
         TRY_LOCK.holds(try_lock_beside_an_owner);
-    }
-
-    #[test]
-    fn row_36_mutations() {
-        Mutation::TryLockDraws.with(|| TRY_LOCK.fails("every ticket drawn has been served", try_lock_beside_an_owner));
-        Mutation::AcquireRelaxed.with(|| TRY_LOCK.fails("Causality violation", try_lock_beside_an_owner));
     }
 }

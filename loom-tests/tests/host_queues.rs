@@ -5,7 +5,6 @@ pvlock_loom_tests::models_only_under_loom!();
 #[cfg(pvlock_loom)]
 mod models {
     use pvlock_host::hypercalls::Doorbell;
-    use pvlock_host::mutation::Mutation;
     use pvlock_host::{Config, Queue, Unpark, Verdict};
     use pvlock_loom_tests::{Model, Vm, vcpu};
 
@@ -51,10 +50,6 @@ mod models {
     #[test]
     fn row_14_a_circle_is_not_closed() {
         CIRCLE.holds(circle);
-        for mutation in [Mutation::CircleNotChecked, Mutation::CircleNotFenced] {
-            println!("{mutation:?}");
-            mutation.with(|| CIRCLE.fails("each sleeps on the other", circle));
-        }
         CIRCLE_KICKED.holds(circle_kicked);
     }
 
@@ -78,7 +73,28 @@ mod models {
     #[test]
     fn row_11_a_sleeper_that_is_moved_has_an_owner_all_along() {
         HAND_OVER.holds(hand_over);
-        Mutation::HandOverViaNone.with(|| HAND_OVER.fails("left on a queue", hand_over));
+    }
+
+    /// vCPU 1 hands its lock to vCPU 2 and so moves the sleeper 0 to 2's queue, just when 2 wakes up and halts on 0.
+    fn hand_over_to_one_that_waits() {
+        let vm = vm::<3>(Queue::Holder);
+        for (sleeper, ticket) in [(2, 1), (0, 2)] {
+            vm.wait(sleeper, ticket, 1);
+            let _: Verdict = vm.try_halt(sleeper, 0, false);
+        }
+        let holder = vm.spawn(1, move || vm.kick(1, 2));
+        vm.engine().unparked(vcpu(2), Unpark::Signal, 0, vm);
+        vm.wait(2, 9, 0);
+        let _: Verdict = vm.try_halt(2, 0, false);
+        holder.join().unwrap();
+        assert!(vm.queued() < 2, "each sleeps on the other");
+    }
+
+    const HAND_OVER_CIRCLE: Model = Model::exhaustive("a hand-over meets a halt that would close a circle");
+
+    #[test]
+    fn row_14_a_hand_over_closes_no_circle() {
+        HAND_OVER_CIRCLE.holds(hand_over_to_one_that_waits);
     }
 
     /// A vCPU goes offline while another one halts on its queue.
@@ -98,6 +114,31 @@ mod models {
     #[test]
     fn row_06_nobody_stands_on_the_queue_of_a_vcpu_that_is_offline() {
         OFFLINE.holds(offline);
-        Mutation::OfflineNotChecked.with(|| OFFLINE.fails("on the queue of a vCPU that is offline", offline));
+    }
+
+    /// A kick wakes vCPU 1, which wakes vCPU 2 on its queue, while one of them is reset.
+    fn reset_in_a_chain(which: usize) {
+        let vm = Vm::new::<3>(Config { queue: Queue::Previous, wake_ahead: 1, ..Config::default() });
+        for (sleeper, ticket) in [(1, 1), (2, 2)] {
+            vm.wait(sleeper, ticket, sleeper - 1);
+            let _: Verdict = vm.try_halt(sleeper, 0, false);
+        }
+        assert_eq!(vm.queued(), 2);
+        let next = vm.spawn(1, move || vm.sleep(1));
+        let operator = vm.spawn(2, move || vm.engine().reset(vcpu(which), vm));
+        vm.kick(0, 1);
+        next.join().unwrap();
+        operator.join().unwrap();
+        assert!(vm.woken(2), "the chain was broken");
+        assert_eq!(vm.queued(), 0, "left on a queue");
+    }
+
+    const CHAIN: Model = Model::bounded("a vCPU is reset while a chain of sleepers wakes", 3);
+
+    #[test]
+    fn row_06_a_reset_breaks_no_chain_of_wakes() {
+        for which in [1, 2] {
+            CHAIN.holds(move || reset_in_a_chain(which));
+        }
     }
 }

@@ -203,6 +203,13 @@ mod tests {
     }
 
     #[test]
+    fn row_17_a_header_has_no_padding() {
+        assert_no_padding!(Header::new(1, Features::HALT) => Header, Header {
+            magic, version, stride, features, accepted, flags, spin_budget, tick_hz,
+        });
+    }
+
+    #[test]
     fn a_new_header_reads_back_as_its_geometry() {
         let words = words(&Header::new(7, Features::HALT));
         let geometry = Geometry::read(|offset| words[offset / 8]).unwrap();

@@ -25,6 +25,21 @@
 #[cfg(any(test, pvlock_loom))]
 extern crate std;
 
+/// Row 17: whether the fields of a value, all of them, are as many bytes as its type, so that none is padding. Decided when
+/// this is compiled; a field that is not named does not compile.
+#[cfg(all(test, not(pvlock_loom)))]
+macro_rules! assert_no_padding {
+    ($value:expr => $type:ty, $name:ident { $($field:ident),* $(,)? }) => {
+        const {
+            #[allow(clippy::declare_interior_mutable_const, reason = "only measured")]
+            const VALUE: $type = $value;
+            #[allow(clippy::borrow_interior_mutable_const, reason = "only measured")]
+            let $name { $($field),* } = &VALUE;
+            assert!(size_of::<$type>() == 0 $(+ size_of_val($field))*, "there is padding");
+        }
+    };
+}
+
 mod header;
 mod id;
 #[cfg(pvlock_loom)]

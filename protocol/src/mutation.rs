@@ -1,8 +1,11 @@
-//! Faults that a model can switch on, to show that it would notice them. Outside models they do not exist: `active` is a
-//! constant `false`.
+//! Faults that can be switched on in models, to show that the models would notice them. Outside models they do not exist:
+//! `active` is a constant `false`.
+//!
+//! `cargo xtask mutate` runs models with the environment variable `PVLOCK_MUTATION=NAME`; which model has to fail for which
+//! fault stands in `loom-tests/mutations.md`. Names are unique among the crates.
 
-/// Defines `Mutation`, the named faults of a crate, and `active`, which its code asks at each of them. In a model
-/// (`--cfg pvlock_loom`) there is `Mutation::with` as well, which runs a closure with the fault switched on in this thread.
+/// Defines `Mutation`, the named faults of a crate, and `active` and `weakened`, which its code asks at each of them. In a
+/// model (`--cfg pvlock_loom`) there is `Mutation::with` as well, which runs a closure with the fault switched on in this thread.
 ///
 /// The switch belongs to the thread, because a test harness runs models side by side. Loom runs all threads of one model on
 /// the thread that called it.
@@ -30,15 +33,30 @@ macro_rules! mutations {
             ACTIVE.get() & mutation.bit() != 0
         }
 
+        /// The ordering `sound`, or `weak` if the model wants this fault.
+        #[allow(dead_code, reason = "not every crate has such a fault")]
+        #[cfg_attr(not(pvlock_loom), inline(always))]
+        pub(crate) fn weakened(
+            mutation: Mutation,
+            sound: core::sync::atomic::Ordering,
+            weak: core::sync::atomic::Ordering,
+        ) -> core::sync::atomic::Ordering {
+            if active(mutation) { weak } else { sound }
+        }
+
         #[cfg(pvlock_loom)]
         std::thread_local! {
-            static ACTIVE: core::cell::Cell<u64> = const { core::cell::Cell::new(0) };
+            static ACTIVE: core::cell::Cell<u64> = core::cell::Cell::new(Mutation::from_environment());
         }
 
         #[cfg(pvlock_loom)]
         impl Mutation {
-            /// All of them.
-            pub const ALL: &[Self] = &[$(Self::$name,)*];
+            /// The one that `PVLOCK_MUTATION` names, if it is one of this crate's.
+            fn from_environment() -> u64 {
+                let wanted = std::env::var("PVLOCK_MUTATION").unwrap_or_default();
+                let all = [$((stringify!($name), Self::$name),)*];
+                all.into_iter().find(|(name, _)| *name == wanted).map_or(0, |(_, mutation)| mutation.bit())
+            }
 
             /// Runs `model` with this fault in the crate's code, besides those that are switched on already.
             pub fn with<R>(self, model: impl FnOnce() -> R) -> R {
@@ -67,4 +85,10 @@ mutations! {
     SlotNotEmptiedFirst,
     /// The id of a wait slot is stored Relaxed.
     SlotIdRelaxed,
+    /// A reader loads the id of a wait slot Relaxed.
+    SlotIdReadRelaxed,
+    /// A reader loads the word of a wait slot Relaxed.
+    SlotWordReadRelaxed,
+    /// A guest that counts a kick does not fence before it looks whether the poller is still awake.
+    KickNotFenced,
 }

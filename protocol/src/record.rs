@@ -155,6 +155,13 @@ mod tests {
     }
 
     #[test]
+    fn row_17_a_record_has_no_padding() {
+        assert_no_padding!(Record::new() => Record, Record {
+            slots, kick_word, online, guest_reserved, run_state, spin_budget, kicks, parks, parked_ns, host_reserved,
+        });
+    }
+
+    #[test]
     fn every_named_offset_leads_to_its_own_word() {
         let record = Record::new();
         let slots = SlotIndex::all().flat_map(|slot| [record::slot_id(slot), record::slot_word(slot)]);

@@ -1,5 +1,6 @@
 //! The region: a header and the records behind it.
 
+use crate::mutation::{Mutation, active};
 use crate::offset::header;
 use crate::sync::{AtomicU64, Ordering, fence};
 use crate::{Features, Header, HostFlags, RECORD_STRIDE, Record, VcpuId};
@@ -79,7 +80,9 @@ impl<'a> RegionRef<'a> {
         // Release: pairs with the host's Acquire load; what the kick is about is visible to the vCPU that it wakes.
         record.kick_word.fetch_add(1, Ordering::Release);
         // SeqCst: pairs with the poller's, between clearing the flag and its last look.
-        fence(Ordering::SeqCst);
+        if !active(Mutation::KickNotFenced) {
+            fence(Ordering::SeqCst);
+        }
         !polls()
     }
 
@@ -109,6 +112,12 @@ mod tests {
     use crate::Geometry;
     use crate::offset::record;
     use crate::sync::Ordering::Relaxed;
+
+    /// A region that ends where a page does. The tail of others is no part of the ABI.
+    #[test]
+    fn row_17_a_region_has_no_padding() {
+        assert_no_padding!(Region::new(Features::HALT) => Region<15>, Region { header, reserved, records });
+    }
 
     #[test]
     fn a_region_reads_back_through_byte_offsets() {

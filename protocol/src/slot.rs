@@ -17,7 +17,7 @@
 //!   load could still return the old id and pair it with the new word.
 
 use crate::const_unless_loom;
-use crate::mutation::{Mutation, active};
+use crate::mutation::{Mutation, active, weakened};
 use crate::sync::{AtomicU64, Ordering};
 use crate::{LockId, VcpuId};
 
@@ -123,16 +123,14 @@ impl WaitSlot {
         }
         self.update(wait);
         // Pairs with the first load of the id in `read`: who sees the id sees the word.
-        let order = if active(Mutation::SlotIdRelaxed) { Ordering::Relaxed } else { Ordering::Release };
-        self.id.store(wait.lock.get(), order);
+        self.id.store(wait.lock.get(), weakened(Mutation::SlotIdRelaxed, Ordering::Release, Ordering::Relaxed));
     }
 
     /// Changes state and hints of the wait that is already published here (same lock, same ticket).
     #[inline]
     pub fn update(&self, wait: &Wait) {
         // Pairs with the Acquire load of the word in `read`: who sees this word does not see an older id afterwards.
-        let order = if active(Mutation::SlotWordRelaxed) { Ordering::Relaxed } else { Ordering::Release };
-        self.word.store(wait.word(), order);
+        self.word.store(wait.word(), weakened(Mutation::SlotWordRelaxed, Ordering::Release, Ordering::Relaxed));
     }
 
     /// Empties the slot. A waiter does so before it releases the lock it waited for.
@@ -145,7 +143,9 @@ impl WaitSlot {
     #[inline]
     pub fn read(&self) -> Option<Wait> {
         // Acquire: pairs with the Release stores in `publish` and `update`.
-        Wait::snapshot(|| self.id.load(Ordering::Acquire), || self.word.load(Ordering::Acquire))
+        let id = weakened(Mutation::SlotIdReadRelaxed, Ordering::Acquire, Ordering::Relaxed);
+        let word = weakened(Mutation::SlotWordReadRelaxed, Ordering::Acquire, Ordering::Relaxed);
+        Wait::snapshot(|| self.id.load(id), || self.word.load(word))
     }
 }
 
@@ -187,6 +187,11 @@ mod tests {
                 prop_assert_eq!(wait.word(), word & ((1 << 61) - 1));
             }
         }
+    }
+
+    #[test]
+    fn row_17_a_slot_has_no_padding() {
+        assert_no_padding!(WaitSlot::new() => WaitSlot, WaitSlot { id, word });
     }
 
     #[test]

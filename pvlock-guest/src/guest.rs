@@ -151,6 +151,9 @@ impl<'a> GuestRef<'a> {
         if accepted.contains(Features::HALT) && !dedicated {
             // Before anyone is marked: who comes online and finds the mark has seen that the mode is no longer native.
             self.state.fetch_or(HOST, Ordering::Relaxed);
+            if active(Mutation::OpenedEarly) {
+                self.state.fetch_or(OPEN, Ordering::AcqRel);
+            }
             for vcpu in running.into_iter().filter_map(|vcpu| self.vcpus.get(vcpu.index())) {
                 // Counted first: the vCPU may come online as soon as it is marked.
                 self.state.fetch_add(BEHIND, Ordering::Relaxed);

@@ -52,6 +52,16 @@ pvlock_protocol::mutations! {
     QueuedBypasses,
     /// A fair release is like any other.
     FairIgnored,
+    /// A native release is Relaxed.
+    NativeReleaseRelaxed,
+    /// The first look of a spinning waiter is Relaxed.
+    FirstLookRelaxed,
+    /// The look with which a spinning waiter finds itself served is Relaxed.
+    ServedLookRelaxed,
+    /// Changes of the preemptable lock's word acquire nothing.
+    ChangeNotAcquired,
+    /// Registration opens before everybody who has to come online is counted.
+    OpenedEarly,
 }
 
 /// A point between two steps of a wait at which an interrupt can come.

@@ -53,7 +53,7 @@
 //! A queued waiter never takes out of turn: its ticket would stay behind. Nothing touches the lock after (R).
 
 use crate::budget::Budget;
-use crate::mutation::{Mutation, active};
+use crate::mutation::{Mutation, active, weakened};
 use crate::scoped::RawLock;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, const_unless_loom};
 use crate::waiter::Waiter;
@@ -250,14 +250,15 @@ impl<P: Platform> PreemptableTicketLock<P> {
     /// Acquire on success: pairs with (R), and for the head with (O); what the word held before is Relaxed.
     #[inline]
     fn change(&self, from: Word, to: Word) -> Result<Word, Word> {
-        self.word.compare_exchange(from.0, to.0, Ordering::AcqRel, Ordering::Relaxed).map(|_| to).map_err(Word)
+        let order = weakened(Mutation::ChangeNotAcquired, Ordering::AcqRel, Ordering::Release);
+        self.word.compare_exchange(from.0, to.0, order, Ordering::Relaxed).map(|_| to).map_err(Word)
     }
 
     /// A newcomer's way in.
     #[inline]
     fn take(&self, word: Word) -> Result<Word, Word> {
         // Acquire: pairs with (R).
-        let order = if active(Mutation::AcquireRelaxed) { Ordering::Relaxed } else { Ordering::Acquire };
+        let order = weakened(Mutation::AcquireRelaxed, Ordering::Acquire, Ordering::Relaxed);
         let taken = word.taken();
         self.word.compare_exchange(word.0, taken.0, order, Ordering::Relaxed).map(|_| taken).map_err(Word)
     }
@@ -272,7 +273,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
 
     #[inline]
     fn release(&self, held: Held, fair: u64) {
-        let order = if active(Mutation::ReleaseRelaxed) { Ordering::Relaxed } else { Ordering::Release };
+        let order = weakened(Mutation::ReleaseRelaxed, Ordering::Release, Ordering::Relaxed);
         // Most likely nobody has drawn or halted since. A load would fetch the cache line only to fetch it again for writing.
         let Held(mut word) = held;
         if active(Mutation::ReleaseByStore) {
@@ -456,7 +457,8 @@ impl<P: Platform> PreemptableTicketLock<P> {
         if active(Mutation::HaltAfterLoad) {
             return self.load(Ordering::Acquire).serving() != ticket;
         }
-        Word(self.word.fetch_or(0, Ordering::AcqRel)).serving() != ticket
+        let order = weakened(Mutation::HaltAfterRelaxed, Ordering::AcqRel, Ordering::Acquire);
+        Word(self.word.fetch_or(0, order)).serving() != ticket
     }
 
     /// The head that was served looks for the new one, which may have halted before it was the head. Returns the word as it

@@ -43,7 +43,7 @@
 //! Nothing touches the lock after (R): the next owner may free its memory.
 
 use crate::budget::Budget;
-use crate::mutation::{Mutation, active, interruptible};
+use crate::mutation::{Mutation, active, interruptible, weakened};
 use crate::scoped::RawLock;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, const_unless_loom};
 use crate::waiter::Waiter;
@@ -137,7 +137,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
     #[inline]
     fn drawn(&self, ticket: u32) -> Ticket {
         // Acquire: pairs with the release of the previous owner.
-        let order = if active(Mutation::AcquireRelaxed) { Ordering::Relaxed } else { Ordering::Acquire };
+        let order = weakened(Mutation::AcquireRelaxed, Ordering::Acquire, Ordering::Relaxed);
         let ticket = if serving(self.word.load(order)) == ticket { ticket } else { self.wait(ticket) };
         Ticket(self.acquired(ticket))
     }
@@ -152,11 +152,11 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
         let next = u64::from(ticket.0.wrapping_add(1) & Self::MASK);
         if P::guest().is_native() {
             // Release: pairs with the Acquire load of the next owner. No field is lost: nobody halts in native mode.
-            self.word.store(next, Ordering::Release);
+            self.word.store(next, weakened(Mutation::NativeReleaseRelaxed, Ordering::Release, Ordering::Relaxed));
         } else {
             // Release, (R) above: pairs with the Acquire load of the next owner. It also continues the release sequences of
             // the read-modify-writes of waiters that are about to halt.
-            let order = if active(Mutation::ReleaseRelaxed) { Ordering::Relaxed } else { Ordering::Release };
+            let order = weakened(Mutation::ReleaseRelaxed, Ordering::Release, Ordering::Relaxed);
             let old = if active(Mutation::ReleaseByStore) {
                 let old = self.word.load(Ordering::Relaxed);
                 self.word.store(next, order);
@@ -274,13 +274,12 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
                     distance(self.word.load(Ordering::Acquire)) > 1
                 } else {
                     // AcqRel, (O) above: our slot happens before the predecessor's look at it.
-                    let order = if active(Mutation::HaltAfterRelaxed) { Ordering::Acquire } else { Ordering::AcqRel };
+                    let order = weakened(Mutation::HaltAfterRelaxed, Ordering::AcqRel, Ordering::Acquire);
                     distance(self.word.fetch_or(0, order)) > 1
                 }
             });
             // Acquire: pairs with the release of the previous owner.
-            let order = if active(Mutation::AcquireAfterHaltRelaxed) { Ordering::Relaxed } else { Ordering::Acquire };
-            word = self.word.load(order);
+            word = self.word.load(weakened(Mutation::AcquireAfterHaltRelaxed, Ordering::Acquire, Ordering::Relaxed));
         }
         budget.learn();
         // Dropping the waiter empties its slot before the caller can release the lock.
@@ -291,7 +290,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
     /// `handed_over` runs whenever another ticket is served.
     fn spin(&self, ticket: u32, deadline: u64, mut handed_over: impl FnMut(&Self)) -> u64 {
         let word: &Word = &self.word;
-        let mut now = word.load(Ordering::Acquire);
+        let mut now = word.load(weakened(Mutation::FirstLookRelaxed, Ordering::Acquire, Ordering::Relaxed));
         while serving(now) != ticket {
             let before = now;
             // Who is n places back is not served before n hand-overs: it looks that much more rarely, so that each hand-over
@@ -304,7 +303,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
             now = P::wait_while(word, before, deadline);
             if serving(now) == ticket {
                 // Exclusion rests on our own look, not on the platform's. Acquire: pairs with the release of the previous owner.
-                now = word.load(Ordering::Acquire);
+                now = word.load(weakened(Mutation::ServedLookRelaxed, Ordering::Acquire, Ordering::Relaxed));
             }
             if serving(now) != serving(before) {
                 handed_over(self);

@@ -214,7 +214,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             return Verdict::Resume(Resume::NotParking);
         };
         let wait = region.wait(vcpu, slot);
-        let stopped = || self.stopped.load(Ordering::Acquire) != 0 || self.registered().is_none();
+        let stopped = || self.is_stopped() || self.registered().is_none();
         let checked_first = active(Mutation::StoppedCheckedFirst);
         if checked_first && stopped() {
             return Verdict::Resume(Resume::NotParking);
@@ -294,7 +294,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             (Reason::None, Unpark::Woken | Unpark::Signal) => &own.counters.spurious,
         });
         own.counters.slept(now.saturating_sub(own.parked_at.load(Ordering::Relaxed)));
-        self.queues().dequeue(vcpu);
+        if !active(Mutation::NotDequeued) {
+            self.queues().dequeue(vcpu);
+        }
         self.resumed(vcpu, waker);
     }
 
@@ -322,6 +324,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     /// Marks the vCPU running and serves its queue. Who halts later is not served, even if this vCPU still runs: it has
     /// announced itself to the releaser of its lock.
     fn resumed(&self, vcpu: VcpuId, waker: &impl Waker) {
+        if active(Mutation::DrainedFirst) {
+            self.drain(vcpu, self.queues().length(vcpu, Kind::Spun), waker);
+        }
         let spinners = self.publish(
             vcpu,
             Some(match self.config.run_states {
@@ -329,7 +334,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
                 RunStates::ParkedOnly => RunState::Unknown,
             }),
         );
-        self.drain(vcpu, spinners, waker);
+        if !active(Mutation::DrainedFirst) && !active(Mutation::NotDrained) {
+            self.drain(vcpu, spinners, waker);
+        }
         for _ in 0..self.vcpus.len().min(self.config.wake_ahead as usize) {
             let Some(sleeper) = self.queues().pop(vcpu, Kind::Halted) else { break };
             if self.wake(sleeper, waker)
@@ -418,6 +425,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     /// Whoever calls this has first set what makes `halt` refuse. Both sides then do a read-modify-write on the vCPU's word:
     /// either ours comes second and sees the park, or `halt`'s comes second and sees what we set.
     pub(crate) fn wake_all(&self, waker: &impl Waker) {
+        if active(Mutation::ModeWakesNobody) {
+            return;
+        }
         for vcpu in self.vcpus() {
             self.wake(vcpu, waker);
         }
@@ -433,9 +443,14 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     /// Wakes `vcpu` and all who sleep on it, which came online or went offline; none of them is on a queue then.
     fn release(&self, vcpu: VcpuId, waker: &impl Waker) {
-        self.wake(vcpu, waker);
+        if !active(Mutation::ReleasedAsleep) {
+            self.wake(vcpu, waker);
+        }
         self.queues().dequeue(vcpu);
         // Bounded. Nobody is left if the vCPU is offline: who comes later sees that under the queue's lock.
+        if active(Mutation::ResetLeavesSleepers) {
+            return;
+        }
         self.drain(vcpu, self.queues().length(vcpu, Kind::Spun), waker);
         for _ in 0..self.queues().length(vcpu, Kind::Halted) {
             let Some(sleeper) = self.queues().pop(vcpu, Kind::Halted) else { break };

@@ -10,6 +10,7 @@
 //! One of the fences comes first: either the guest sees that the poller is gone and rings, or the last look sees its kick. Both
 //! may happen; a kick too many is a spurious return.
 
+use crate::mutation::{Mutation, active};
 use crate::statistics::Counters;
 use crate::sync::{Ordering, fence};
 use crate::{Engine, GuestMemory, Queue, Waker};
@@ -67,7 +68,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     pub fn poller_sleeps(&self, waker: &impl Waker) {
         self.change_flags(|flags| flags.without(HostFlags::POLLER));
         // SeqCst: pairs with the guest's in `RegionRef::announce_kick`.
-        fence(Ordering::SeqCst);
-        self.poll(waker);
+        if !active(Mutation::PollerNotFenced) {
+            fence(Ordering::SeqCst);
+        }
+        if !active(Mutation::NoLastLook) {
+            self.poll(waker);
+        }
     }
 }

@@ -118,7 +118,7 @@ impl Link {
     fn may_await(&self, list: &List, owner: &Self) -> bool {
         let ticket = self.ticket.load(Ordering::Relaxed).wrapping_sub(1);
         let is_before = owner.waits_for(self.lock.load(Ordering::Relaxed)) && owner.ticket.load(Ordering::Relaxed) == ticket;
-        list.run_state == RunState::NotRunning && (list.preempted || is_before)
+        list.run_state == RunState::NotRunning && (list.preempted || is_before || active(Mutation::StaleHintTrusted))
     }
 
     /// Whether this one waits for `lock` with a ticket after `ticket`; tickets wrap.
@@ -164,7 +164,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                 return Enqueued::NoQueue;
             }
             // Under the lock as well: the owner is marked running under it before its queue is drained.
-            if kind == Kind::Spun && !vcpu.link.may_await(&list, &target.link) {
+            if kind == Kind::Spun && !active(Mutation::StrandNotChecked) && !vcpu.link.may_await(&list, &target.link) {
                 return Enqueued::WouldStrand;
             }
             vcpu.link.spun.store((kind == Kind::Spun).into(), Ordering::Relaxed);
@@ -282,7 +282,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
             }
         }
         // Every edge that was added leads to the new holder, so it is on any new circle. It was kicked: no queue need wake it.
-        if self.closes_circle(to) {
+        if !active(Mutation::HandOverCircle) && self.closes_circle(to) {
             self.dequeue(to);
         }
     }

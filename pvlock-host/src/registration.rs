@@ -39,7 +39,8 @@ impl Registration {
 
     pub(crate) fn set(&self, base: u64, geometry: &Geometry) {
         // Release: pairs with `get`.
-        self.0.store(base | ((geometry.stride / STRIDE_UNIT) as u64) << 1 | 1, Ordering::Release);
+        let word = base | ((geometry.stride / STRIDE_UNIT) as u64) << 1 | 1;
+        self.0.store(word, Ordering::Release);
     }
 
     pub(crate) fn clear(&self) {

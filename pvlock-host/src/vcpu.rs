@@ -1,7 +1,7 @@
 //! One vCPU as the engine keeps it: a word of latches and reasons to wake, its wait queue, its place on another's.
 
 use crate::dump::SleepKind;
-use crate::mutation::{Mutation, active};
+use crate::mutation::{Mutation, active, weakened};
 use crate::queue::{Link, List};
 use crate::statistics::Counters;
 use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering};
@@ -107,7 +107,7 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
 
     /// One read-modify-write of the word. AcqRel throughout: halt, wake and unpark pair with each other through it.
     fn transition<T>(&self, mut step: impl FnMut(u32) -> (u32, T)) -> T {
-        let order = if active(Mutation::VcpuWordRelaxed) { Ordering::Relaxed } else { Ordering::AcqRel };
+        let order = weakened(Mutation::VcpuWordRelaxed, Ordering::AcqRel, Ordering::Relaxed);
         let mut word = self.word.load(Ordering::Relaxed);
         loop {
             let (new, result) = step(word);
@@ -141,7 +141,8 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
     /// Sets `bits`; whether that ends a park which nothing else had ended yet, so that the waker has to be called.
     fn post(&self, bits: u32) -> bool {
         self.transition(|word| {
-            let bits = if word & PARKED == 0 { bits & !WAKE } else { bits };
+            let kept = if active(Mutation::KickNotLatched) { 0 } else { !WAKE };
+            let bits = if word & PARKED == 0 { bits & kept } else { bits };
             let wakes = word & PARKED != 0 && word & ends(word) == 0 && bits & ends(word) != 0;
             (word | bits, wakes)
         })

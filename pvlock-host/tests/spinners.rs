@@ -6,6 +6,7 @@ use common::machine::*;
 use common::*;
 use pvlock_host::Decision::{Park as P, Resume as R, Yield as Y};
 use pvlock_host::hypercalls::{Doorbell, Status};
+use pvlock_host::protocol::HostFlags;
 use pvlock_host::{Config, Decision, Limits, Park, PauseLoop, Queue, Rate, Resume, Sleep, SleepKind, Unpark, Verdict, Yield};
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -282,6 +283,27 @@ fn row_34_a_vcpu_that_is_held_back_or_parked_keeps_nobody_from_anything() {
         assert_eq!(machine.decide(2, waits_for(2, None, Some(1))), P(Sleep::OnHolder));
         machine.on_cpu(1);
         assert_eq!(machine.rig.woken(), [0, 2]);
+    });
+}
+
+#[test]
+fn row_34_a_halted_vcpu_keeps_nobody_from_anything() {
+    within_hang_timeout("row 34, halted", || {
+        let rig = Rig::new(Config { queue: Queue::Previous, ..Config::default() }, 3);
+        rig.sleep(0, behind(1, 1, 1), Some(1));
+        // Its thread sleeps now; everybody else's events go through, those about the sleeper as well.
+        rig.sleep(2, behind(1, 2, 0), Some(0));
+        rig.engine.interrupt(vcpu(0), &rig.waker());
+        assert_eq!(rig.engine.dump(0).count(), 2);
+        rig.engine.set_flags(HostFlags::OFF, &rig.waker());
+        rig.kick(1, 0);
+        rig.engine.reset(vcpu(0), &rig.waker());
+        assert_eq!(rig.call(1, Doorbell::Unregister), Status::Ok);
+        assert_eq!(rig.register(), Status::Ok);
+        rig.engine.pause(&rig.waker());
+        assert_eq!(rig.woken(), [0, 2], "once each");
+        rig.unparked(0, Unpark::Woken);
+        rig.unparked(2, Unpark::Woken);
     });
 }
 

@@ -23,17 +23,22 @@
 #![doc = include_str!("../budget.md")]
 
 mod children;
+mod inventory;
 mod libtest;
+#[cfg(test)]
+mod listed;
+mod mutate;
 mod run;
 mod steps;
 mod summary;
+mod table;
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-use crate::steps::Workspace;
+use crate::steps::{Step, Workspace};
 use crate::summary::Summary;
 
 /// Checks of the pvlock workspace.
@@ -44,7 +49,7 @@ struct Cli {
     command: Command,
 }
 
-/// `mutate`, `stock-kvm` and `soak` will stand here: what takes longer, or needs more than Rust, than `test` may.
+/// Besides `test`: what takes longer, or needs more than Rust, than that may.
 #[derive(Subcommand)]
 enum Command {
     /// Run every check, or only the steps named.
@@ -53,36 +58,58 @@ enum Command {
         #[arg(value_name = "STEP", value_parser = steps::NAMES)]
         only: Vec<String>,
     },
+    /// Run the tests of guest and host under the address sanitizer.
+    Sanitize,
+    /// List every piece of unsafe code with the invariant that it rests on; fail if one names none.
+    Unsafe {
+        /// Only count.
+        #[arg(long)]
+        brief: bool,
+    },
+    /// Put one fault after the other into the code, and see the models fail that have to (loom-tests/mutations.md).
+    Mutate {
+        /// Faults to run; all of them if none is named.
+        #[arg(value_name = "FAULT")]
+        only: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
-    let result = children::end_on_signals().and_then(|()| match Cli::parse().command {
-        Command::Test { only } => test(&only),
-    });
-    result.unwrap_or_else(|error| {
+    command(Cli::parse().command).unwrap_or_else(|error| {
         eprintln!("error: {error}");
         ExitCode::FAILURE
     })
 }
 
-fn test(only: &[String]) -> Result<ExitCode, String> {
+fn command(command: Command) -> Result<ExitCode, String> {
+    children::end_on_signals()?;
     let workspace = Workspace::find()?;
+    match command {
+        Command::Test { only } => Ok(all_of(steps::all(&workspace), &only, &workspace)),
+        Command::Sanitize => Ok(all_of(std::iter::once(steps::sanitize(&workspace)), &[], &workspace)),
+        Command::Unsafe { brief } => inventory::run(&workspace.root, brief),
+        Command::Mutate { only } => mutate::run(&workspace, &only),
+    }
+}
+
+/// Runs these steps, or only those named.
+fn all_of(steps: impl Iterator<Item = Step>, only: &[String], workspace: &Workspace) -> ExitCode {
     // In CI, a machine that has KVM must be able to use it.
     let ci = std::env::var("CI").is_ok_and(|value| value == "true");
     let mut summary = Summary::new(ci && Path::new("/dev/kvm").exists());
-    for step in steps::all(&workspace).filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)) {
+    for step in steps.filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)) {
         if children::interrupted() {
             summary.not_run(step.name);
         } else {
-            summary.add(run::step(step, &workspace));
+            summary.add(run::step(step, workspace));
         }
     }
     print!("\n{summary}");
-    Ok(match (children::interrupted(), summary.is_success()) {
+    match (children::interrupted(), summary.is_success()) {
         (true, _) => ExitCode::from(130),
         (false, true) => ExitCode::SUCCESS,
         (false, false) => ExitCode::FAILURE,
-    })
+    }
 }
 
 #[cfg(test)]

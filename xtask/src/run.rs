@@ -20,6 +20,8 @@ pub(crate) struct Outcome {
     pub(crate) counts: Option<Counts>,
     /// Tests that found out that they cannot run here, with the reason.
     pub(crate) skips: Vec<String>,
+    /// What the summary repeats: lines that begin with `note: `.
+    pub(crate) notes: Vec<String>,
     /// Empty if all commands succeeded.
     pub(crate) faults: Vec<String>,
 }
@@ -31,6 +33,7 @@ pub(crate) fn step(step: Step, workspace: &Workspace) -> Outcome {
     let log = SkipLog::new(workspace.target.join(format!("xtask/skipped-{}", step.name)));
     let mut counts = Counts::default();
     let mut faults = Vec::new();
+    let mut notes = Vec::new();
     for mut command in step.commands {
         if children::interrupted() {
             break;
@@ -38,11 +41,13 @@ pub(crate) fn step(step: Step, workspace: &Workspace) -> Outcome {
         println!("--- {}", shown(&command));
         command.stdin(Stdio::null()).env("PVLOCK_SKIP_LOG", &log.path);
         let left = step.limit.saturating_sub(start.elapsed());
-        let result = if step.runs_tests {
-            within(left, &mut command, |line| counts += Counts::of_line(line).unwrap_or_default())
-        } else {
-            within(left, &mut command, |_| {})
-        };
+        let result = within(left, &mut command, |line| {
+            if step.runs_tests {
+                counts += Counts::of_line(line).unwrap_or_default();
+            } else {
+                notes.extend(line.strip_prefix("note: ").map(|note| note.trim_end().to_owned()));
+            }
+        });
         if let Err(fault) = result {
             faults.push(format!("{fault}: {}", shown(&command)));
         }
@@ -51,7 +56,7 @@ pub(crate) fn step(step: Step, workspace: &Workspace) -> Outcome {
         faults.push(format!("cannot read {}: {error}", log.path.display()));
         Vec::new()
     });
-    Outcome { name: step.name, time: start.elapsed(), counts: step.runs_tests.then_some(counts), skips, faults }
+    Outcome { name: step.name, time: start.elapsed(), counts: step.runs_tests.then_some(counts), skips, notes, faults }
 }
 
 /// Runs a command to its end, shows its output and gives each line of it to `look`.

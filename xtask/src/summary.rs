@@ -17,6 +17,7 @@ struct Row {
     seconds: Option<f64>,
     counts: Option<Counts>,
     skips: Vec<String>,
+    notes: Vec<String>,
     faults: Vec<String>,
 }
 
@@ -27,14 +28,14 @@ impl Summary {
 
     /// Judges a step that ran.
     pub(crate) fn add(&mut self, outcome: Outcome) {
-        let Outcome { name, time, counts, skips, mut faults } = outcome;
+        let Outcome { name, time, counts, skips, notes, mut faults } = outcome;
         if counts.is_some_and(Counts::ran_none) {
             faults.push("ran no test".into());
         }
         if counts.is_some_and(|counts| counts.failed > 0) && faults.is_empty() {
             faults.push("tests failed, yet the command succeeded".into());
         }
-        let row = Row { name, seconds: Some(time.as_secs_f64()), counts, skips, faults };
+        let row = Row { name, seconds: Some(time.as_secs_f64()), counts, skips, notes, faults };
         self.rows.push(match row.skipped() {
             skipped if self.strict && skipped > 0 => {
                 let fault = format!("{skipped} skipped, and with CI=true and a /dev/kvm nothing may be");
@@ -46,7 +47,14 @@ impl Summary {
 
     /// Notes a step that was not even begun.
     pub(crate) fn not_run(&mut self, name: &'static str) {
-        self.rows.push(Row { name, seconds: None, counts: None, skips: Vec::new(), faults: vec!["not run".into()] });
+        self.rows.push(Row {
+            name,
+            seconds: None,
+            counts: None,
+            skips: Vec::new(),
+            notes: Vec::new(),
+            faults: vec!["not run".into()],
+        });
     }
 
     /// Whether something ran, and nothing failed.
@@ -84,6 +92,9 @@ impl fmt::Display for Summary {
         for row in &self.rows {
             row.skips.iter().try_for_each(|skip| writeln!(f, "SKIPPED: {}: {skip}", row.name))?;
         }
+        for row in &self.rows {
+            row.notes.iter().try_for_each(|note| writeln!(f, "{note}"))?;
+        }
         for row in self.rows.iter().filter(|row| row.seconds.is_some()) {
             row.faults.iter().try_for_each(|fault| writeln!(f, "FAILED: {}: {fault}", row.name))?;
         }
@@ -106,7 +117,14 @@ mod tests {
 
     fn outcome(counts: Option<Counts>, skips: &[&str], faults: &[&str]) -> Outcome {
         let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
-        Outcome { name: "step", time: Duration::from_millis(1500), counts, skips: owned(skips), faults: owned(faults) }
+        Outcome {
+            name: "step",
+            time: Duration::from_millis(1500),
+            counts,
+            skips: owned(skips),
+            notes: Vec::new(),
+            faults: owned(faults),
+        }
     }
 
     fn tests(passed: usize, failed: usize, ignored: usize) -> Option<Counts> {

@@ -2,6 +2,7 @@
 //!
 //! [`Driver`] is the same for vCPUs that are plain threads ([`threads`]) and for those that run in KVM ([`kvm`]).
 
+mod futex;
 mod parker;
 mod poller;
 
@@ -16,6 +17,9 @@ use crate::{
     Config, Decision, Engine, EngineError, GuestMemory, Placement, Scheduler, Sleeper, Statistics, Unpark, Verdict, Waker, Yields,
 };
 use crossbeam_utils::CachePadded;
+#[cfg(pvlock_loom)]
+pub use parker::Parker;
+#[cfg(not(pvlock_loom))]
 use parker::Parker;
 use parking_lot::Mutex;
 use pvlock_hypercalls::{Access, Doorbell};

@@ -3,10 +3,10 @@
 //! Unlike `std::thread::park`, condition variables and other parkers it reports that a signal came, which VMMs send to stop
 //! or pause a vCPU, and it uses nothing but FUTEX_WAIT and FUTEX_WAKE on private memory, which strict seccomp filters allow.
 
+use super::futex::{Futex, Signal};
 use crate::Unpark;
-use core::sync::atomic::{AtomicU32, Ordering};
-use rustix::io::Errno;
-use rustix::thread::futex;
+use crate::mutation::{Mutation, active, weakened};
+use core::sync::atomic::Ordering;
 use std::time::Instant;
 
 const EMPTY: u32 = 0;
@@ -14,61 +14,81 @@ const TOKEN: u32 = 1;
 const ASLEEP: u32 = 2;
 
 /// `EMPTY → ASLEEP → EMPTY` by the sleeper, `EMPTY/ASLEEP → TOKEN` by a waker, `TOKEN → EMPTY` by the sleeper.
-pub(super) struct Parker {
-    state: AtomicU32,
+#[allow(unreachable_pub, reason = "public in models")]
+pub struct Parker {
+    state: Futex,
 }
 
+#[allow(unreachable_pub, clippy::new_without_default, missing_docs, reason = "public in models")]
 impl Parker {
-    pub(super) const fn new() -> Self {
-        Self { state: AtomicU32::new(EMPTY) }
+    pub fn new() -> Self {
+        Self { state: Futex::new(EMPTY) }
     }
 
     /// Sleeps until a token is there, a signal comes, or `deadline` passes; takes the token. Only the vCPU's thread calls it.
-    pub(super) fn park(&self, deadline: Instant) -> Unpark {
+    pub fn park(&self, deadline: Instant) -> Unpark {
         let mut how = Unpark::Woken;
-        if self.state.compare_exchange(EMPTY, ASLEEP, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+        if self.sleeps() {
             loop {
                 let left = deadline.saturating_duration_since(Instant::now());
                 if left.is_zero() {
                     how = Unpark::Deadline;
                     break;
                 }
-                let timeout =
-                    futex::Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() };
-                let result = futex::wait(&self.state, futex::Flags::PRIVATE, ASLEEP, Some(&timeout));
-                if self.state.load(Ordering::Relaxed) == TOKEN {
+                let result = self.state.wait(ASLEEP, left);
+                if self.state.word.load(Ordering::Relaxed) == TOKEN {
                     break;
                 }
                 match result {
-                    Err(Errno::INTR) => {
+                    Err(Signal) => {
                         how = Unpark::Signal;
                         break;
                     }
                     // Awake without a token: another user of a recycled address, or the timeout, which is checked above.
-                    _ => continue,
+                    Ok(()) => continue,
                 }
             }
         }
         // Acquire: pairs with `unpark`. A token that came just now counts as well.
-        match self.state.swap(EMPTY, Ordering::Acquire) {
+        match self.state.word.swap(EMPTY, weakened(Mutation::TokenTakenRelaxed, Ordering::Acquire, Ordering::Relaxed)) {
             TOKEN => Unpark::Woken,
             _ => how,
         }
     }
 
+    /// Notes that the thread sleeps, unless there is a token.
+    fn sleeps(&self) -> bool {
+        if active(Mutation::AsleepByStore) {
+            let empty = self.state.word.load(Ordering::Relaxed) == EMPTY;
+            if empty {
+                self.state.word.store(ASLEEP, Ordering::Relaxed);
+            }
+            return empty;
+        }
+        self.state.word.compare_exchange(EMPTY, ASLEEP, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
     /// Leaves a token, and wakes the sleeper if there is one.
-    pub(super) fn unpark(&self) {
+    pub fn unpark(&self) {
         // Release: what was done before is visible to the sleeper.
-        if self.state.swap(TOKEN, Ordering::Release) == ASLEEP {
-            // An error would mean that the address is not mapped; it is our own memory.
-            let _ = futex::wake(&self.state, futex::Flags::PRIVATE, 1);
+        let order = weakened(Mutation::TokenLeftRelaxed, Ordering::Release, Ordering::Relaxed);
+        let before = if active(Mutation::TokenByStore) {
+            let before = self.state.word.load(Ordering::Relaxed);
+            self.state.word.store(TOKEN, order);
+            before
+        } else {
+            self.state.word.swap(TOKEN, order)
+        };
+        if before == ASLEEP {
+            self.state.wake();
         }
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(pvlock_loom)))]
 mod tests {
     use super::*;
+    use core::sync::atomic::AtomicU32;
     use std::time::Duration;
 
     fn in_a_minute() -> Instant {
@@ -85,7 +105,7 @@ mod tests {
     }
 
     fn wait_until_asleep(parker: &Parker) {
-        while parker.state.load(Ordering::Relaxed) != ASLEEP {
+        while parker.state.word.load(Ordering::Relaxed) != ASLEEP {
             std::thread::yield_now();
         }
     }

@@ -169,12 +169,19 @@ mod tests {
     fn row_13_looking_for_a_candidate_changes_nothing() {
         let boosts = Boosts::new(4);
         boosts.note(0, 2, 7);
+        let all = || {
+            let each = boosts.vcpus.iter().map(|boost| (boost.turn.load(Ordering::Relaxed), boost.gave.load(Ordering::Relaxed)));
+            let each: std::vec::Vec<_> = each.collect();
+            (boosts.turns.load(Ordering::Relaxed), boosts.last.load(Ordering::Relaxed), each)
+        };
+        let before = all();
         for _ in 0..3 {
             assert_eq!(boosts.pick(Pivot::Own, 0, |v| v != 1), Some(3));
+            assert_eq!(boosts.pick(Pivot::LastBoosted, 0, |v| v == 2), Some(2));
+            assert_eq!(boosts.pick(Pivot::Own, 0, |_| false), None);
         }
         assert_eq!(boosts.pick(Pivot::Own, 1, |v| v != 3), Some(0));
-        assert_eq!(boosts.turns.load(Ordering::Relaxed), 1);
-        assert_eq!(boosts.last.load(Ordering::Relaxed), 2);
+        assert_eq!(all(), before);
     }
 
     #[test]
