@@ -3,11 +3,13 @@
 pub mod backend;
 pub mod doctor;
 pub mod measure;
+pub mod nap;
 pub mod order;
 pub mod plot;
 pub mod report;
 pub mod run;
 pub mod session;
+pub mod soak;
 pub mod sweep;
 pub mod vm;
 

@@ -2,9 +2,10 @@
 
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pvlock::{plot, report, run};
+use pvlock::{plot, report, run, soak};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Paravirtual spinlocks on a real VM.
 #[derive(Parser)]
@@ -20,6 +21,8 @@ struct Arguments {
 enum Command {
     /// Compare locks in a VM with more vCPUs than CPUs (the default)
     Run(run::Options),
+    /// Run random mixes of everything, disturb them, and see that nothing is lost
+    Soak(soak::Options),
     /// Say what this machine offers, and what follows for back-end and policy
     Doctor,
 }
@@ -43,6 +46,7 @@ fn main() -> ExitCode {
     match arguments.command {
         None => run(&arguments.run),
         Some(Command::Run(options)) => run(&options),
+        Some(Command::Soak(options)) => soak(&options),
         Some(Command::Doctor) => {
             pvlock::doctor::examine().iter().for_each(|finding| println!("{finding}"));
             ExitCode::SUCCESS
@@ -104,11 +108,52 @@ fn run(options: &run::Options) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// How often a soak says where it stands if nobody sees its bar.
+const WORD: Duration = Duration::from_secs(30);
+
+fn soak(options: &soak::Options) -> ExitCode {
+    let length = (60.0 * options.minutes) as u64;
+    let bar = bar(length, "{bar:40} {percent:>3} % {msg}");
+    let mut last_word = Instant::now();
+    let (summary, result) = soak::soak(options, &INTERRUPT, |summary| {
+        let at = summary.time.as_secs();
+        let left = length.saturating_sub(at);
+        let (runs, machines) = (summary.on_kvm + summary.on_threads, summary.machines);
+        let seed = summary.seed;
+        let word = format!(
+            "{}:{:02} left, seed {seed}: {runs} runs, {machines} machines, {} forced",
+            left / 60,
+            left % 60,
+            summary.host.forced
+        );
+        if bar.is_hidden() && last_word.elapsed() >= WORD {
+            last_word = Instant::now();
+            println!("{word}");
+        }
+        bar.set_position(at.min(length));
+        bar.set_message(word);
+    });
+    bar.finish_and_clear();
+    println!("{summary}");
+    match result {
+        Err(failure) => {
+            eprintln!("pvlock: {failure}");
+            ExitCode::FAILURE
+        }
+        Ok(()) if INTERRUPT.load(Ordering::Relaxed) => ExitCode::from(EXIT_INTERRUPTED),
+        Ok(()) => ExitCode::SUCCESS,
+    }
+}
+
 fn progress_bar(plan: &run::Plan) -> ProgressBar {
     let length = u64::from(plan.runs()) * plan.limits.run.as_millis() as u64;
+    bar(length, "{bar:40} {percent:>3} % {msg} (about {eta} left)")
+}
+
+fn bar(length: u64, template: &str) -> ProgressBar {
     // Draws nothing when standard error is no terminal.
     let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} % {msg} (about {eta} left)") {
+    if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style);
     }
     bar

@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, RunError, Spec};
 use crate::measure::{Measured, Row, measure, median, share_of_bound};
-use crate::session::{Ended, Limits};
+use crate::session::{Ended, Limits, Vcpus};
 use crate::sweep::{self, Sweep};
 use crate::vm::{self, Cpl, ExitCounts, KvmKind};
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
@@ -330,7 +330,6 @@ impl Options {
         let policy = Policy::named(&self.policy).unwrap_or_default();
         let policy = Policy { poller: (self.notify == NotifyChoice::Poller).then(Poller::default), ..policy };
         let flags = if self.dedicated { HostFlags::DEDICATED } else { HostFlags::default() };
-        let one = matches!(self.workload, Workload::Counter | Workload::PingPong | Workload::Stuck | Workload::Panic);
         Spec {
             lock,
             workload: self.workload,
@@ -339,7 +338,8 @@ impl Options {
             inside: self.inside,
             outside: self.outside,
             limit: 0,
-            log: match (self.check && lock.is_strict(), one) {
+            churn: 0,
+            log: match (self.check && lock.is_strict(), self.workload.has_one_lock()) {
                 (false, _) => 0,
                 (true, true) => LOG_ENTRIES,
                 (true, false) => LOG_ENTRIES_OF_MANY,
@@ -367,7 +367,7 @@ impl Plan {
         let mut runs = 0;
         'all: for _ in 0..self.repeat {
             for (cell, rows) in self.cells.iter().zip(&mut repeats) {
-                let tell = |time| progress(Progress { runs, time, cell });
+                let tell = |time, _: &dyn Vcpus| progress(Progress { runs, time, cell });
                 let read = |outcome: &crate::backend::Outcome<'_>| (outcome.ended, measure(cell, outcome, self.pcpus));
                 match self.backend.run(cell, self.limits, interrupt, tell, read) {
                     Ok((Ended::Interrupted, _)) => {

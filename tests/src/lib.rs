@@ -65,6 +65,7 @@ pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
         inside: 100,
         outside: 300,
         limit: 300,
+        churn: 0,
         log: 300 * vcpus as u64,
         host: Config { deadline_ns: DEADLINE_NS, ..Config::default() },
         paravirtual: true,
@@ -85,7 +86,7 @@ pub fn try_run(backend: Backend, spec: &Spec, watchdog: Duration) -> Result<Meas
         assert_eq!(outcome.ended, Ended::Done);
         measure(spec, outcome, 1)
     };
-    backend.run(spec, limits, &AtomicBool::new(false), |_| (), read)
+    backend.run(spec, limits, &AtomicBool::new(false), |_, _| (), read)
 }
 
 /// Runs a spec to its own end.

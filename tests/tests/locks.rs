@@ -91,7 +91,7 @@ fn a_lock_without_waiters_pauses_not_at_all() {
 fn run_for(backend: Backend, spec: &pvlock::backend::Spec, time: Duration) -> Measured {
     let limits = Limits { run: time, watchdog: Duration::from_secs(30) };
     let read = |outcome: &Outcome<'_>| measure(spec, outcome, 1);
-    match backend.run(spec, limits, &AtomicBool::new(false), |_| (), read) {
+    match backend.run(spec, limits, &AtomicBool::new(false), |_, _| (), read) {
         Ok(measured) => measured,
         Err(error) => panic!("{backend:?}: {error}"),
     }
