@@ -4,7 +4,7 @@ use crate::nap::Nap;
 use pvlock_guest_image::Job;
 use pvlock_guest_image::job::phase;
 use pvlock_host::driver::Driver;
-use pvlock_host::protocol::VcpuId;
+use pvlock_host::protocol::{HostFlags, VcpuId};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -54,6 +54,8 @@ pub enum Disturbance {
     Reset(usize),
     /// The host engine is told that the VM was reset.
     ResetVm,
+    /// Settings of the host change: its guest is to halt no more, or again.
+    Flags(HostFlags),
     /// The VM is paused for that long.
     Pause(Duration),
     /// Somebody wants to see who sleeps, and whether the wait queues are as they should be.
@@ -71,6 +73,7 @@ pub(crate) fn disturb_host<M: pvlock_host::GuestMemory + 'static>(
         Disturbance::Interrupt(vcpu) => VcpuId::new(vcpu).into_iter().for_each(|vcpu| host.interrupt(vcpu)),
         Disturbance::Reset(vcpu) => VcpuId::new(vcpu).into_iter().for_each(|vcpu| host.reset(vcpu)),
         Disturbance::ResetVm => host.reset_vm(),
+        Disturbance::Flags(flags) => host.set_flags(flags),
         Disturbance::Pause(time) => {
             host.pause();
             let rested = at_rest(time);

@@ -28,8 +28,9 @@ mod run;
 mod steps;
 mod summary;
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command as Process, ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -44,7 +45,7 @@ struct Cli {
     command: Command,
 }
 
-/// `mutate`, `stock-kvm` and `soak` will stand here: what takes longer, or needs more than Rust, than `test` may.
+/// `mutate` and `stock-kvm` will stand here: what takes longer, or needs more than Rust, than `test` may.
 #[derive(Subcommand)]
 enum Command {
     /// Run every check, or only the steps named.
@@ -53,12 +54,20 @@ enum Command {
         #[arg(value_name = "STEP", value_parser = steps::NAMES)]
         only: Vec<String>,
     },
+    /// Build `pvlock` as users get it, and become `pvlock soak`: random mixes of locks, workloads and policies, with vCPUs that are
+    /// paused, signalled and reset, on KVM and on threads. Ctrl-C ends it with a summary.
+    Soak {
+        /// See `pvlock soak --help`: --minutes N, --seed SEED, --fixed, --backend kvm|threads.
+        #[arg(value_name = "OPTIONS", trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
-    let result = children::end_on_signals().and_then(|()| match Cli::parse().command {
-        Command::Test { only } => test(&only),
-    });
+    let result = match Cli::parse().command {
+        Command::Test { only } => children::end_on_signals().and_then(|()| test(&only)),
+        Command::Soak { options } => soak(&options),
+    };
     result.unwrap_or_else(|error| {
         eprintln!("error: {error}");
         ExitCode::FAILURE
@@ -85,6 +94,18 @@ fn test(only: &[String]) -> Result<ExitCode, String> {
     })
 }
 
+/// Does not come back if all goes well: the soak takes the place of this process, so that signals reach it and nobody else.
+fn soak(options: &[String]) -> Result<ExitCode, String> {
+    let workspace = Workspace::find()?;
+    let mut build = workspace.cargo("build --release --package pvlock");
+    let status = build.status().map_err(|error| format!("cannot start cargo: {error}"))?;
+    if !status.success() {
+        return Err(format!("pvlock could not be built: {status}"));
+    }
+    let error = Process::new(workspace.target.join("release/pvlock")).arg("soak").args(options).exec();
+    Err(format!("cannot start pvlock: {error}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,5 +122,6 @@ mod tests {
         assert!(error(&["xtask", "tset"]).contains("'test'"));
         assert!(error(&["xtask", "test", "lom"]).contains("loom"));
         assert!(Cli::try_parse_from(["xtask", "test", "format", "loom"]).is_ok());
+        assert!(Cli::try_parse_from(["xtask", "soak", "--minutes", "5"]).is_ok());
     }
 }

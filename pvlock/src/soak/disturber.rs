@@ -3,6 +3,7 @@
 use super::mix::Mix;
 use crate::nap::Nap;
 use crate::session::{Disturbance, Vcpus};
+use pvlock_host::protocol::HostFlags;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -22,6 +23,7 @@ pub(super) struct Disturber {
     fault: Option<&'static str>,
     signal: Nap,
     longest_nap: Duration,
+    flags: HostFlags,
 }
 
 impl Disturber {
@@ -39,6 +41,7 @@ impl Disturber {
             // Installs the handler as well.
             signal: Nap::new(Duration::ZERO)?,
             longest_nap,
+            flags: mix.spec.host.flags,
         })
     }
 
@@ -75,7 +78,9 @@ impl Disturber {
             16..19 => Disturbance::Interrupt(vcpu),
             19 => Disturbance::Pause(time(random, LONGEST_PAUSE)),
             20 if self.resets => Disturbance::ResetVm,
-            21 | 22 if self.resets => Disturbance::Reset(vcpu),
+            21 if self.resets => Disturbance::Reset(vcpu),
+            // Mostly on again.
+            22 => Disturbance::Flags(if random.u32(..4) == 0 { HostFlags::OFF } else { self.flags }),
             _ => Disturbance::Look,
         }
     }
