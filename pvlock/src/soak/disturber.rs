@@ -16,6 +16,7 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(5);
 /// Disturbs.
 pub(super) struct Disturber {
     random: fastrand::Rng,
+    time: Duration,
     pace: Option<Duration>,
     vcpus: usize,
     resets: bool,
@@ -33,6 +34,7 @@ impl Disturber {
         let longest_nap = mix.pace.map_or(Duration::ZERO, |pace| LONGEST_NAP.min(pace.mul_f64(6.0 * mix.spec.vcpus as f64)));
         Ok(Self {
             random: fastrand::Rng::with_seed(mix.seed),
+            time: mix.time,
             pace: mix.pace,
             vcpus: mix.spec.vcpus,
             resets: mix.resets(),
@@ -54,8 +56,9 @@ impl Disturber {
         self.fault
     }
 
-    pub(super) fn disturb(&mut self, vcpus: &dyn Vcpus) {
-        let Some(pace) = self.pace else { return };
+    /// `time` into the run. Once its time is over there is peace: a signal would end the sleep of who has lost its kick.
+    pub(super) fn disturb(&mut self, time: Duration, vcpus: &dyn Vcpus) {
+        let Some(pace) = self.pace.filter(|_| time < self.time) else { return };
         let end = Instant::now() + SPELL;
         while Instant::now() < end {
             std::thread::sleep(pace.mul_f64(2.0 * self.random.f64()));

@@ -158,7 +158,7 @@ impl Soak<'_> {
     fn count(&mut self, mix: &Mix) -> Result<(), String> {
         let limits = Limits { run: mix.time, watchdog: WATCHDOG };
         let mut disturber = Disturber::new(mix).map_err(|error| error.to_string())?;
-        let disturb = |_, vcpus: &dyn Vcpus| disturber.disturb(vcpus);
+        let disturb = |time, vcpus: &dyn Vcpus| disturber.disturb(time, vcpus);
         let read =
             |outcome: &crate::backend::Outcome<'_>| (outcome.ended, measure(&mix.spec, outcome, 1), acquisitions(outcome.job));
         let result = mix.backend.run(&mix.spec, limits, self.interrupt, disturb, read);
