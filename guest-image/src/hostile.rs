@@ -8,7 +8,7 @@ use pvlock_guest::hypercalls::{Doorbell, Ring};
 use pvlock_guest::protocol::{LockId, RECORD_STRIDE, SlotIndex, VcpuId, Wait, WaitState, region_size};
 
 /// Doorbells of one kind before the next kind has its turn.
-const STORM: u64 = 1 << 16;
+const STORM: u64 = 64;
 /// Opcodes of doorbells are below this, and so is one that means nothing.
 const OPCODES: u64 = 10;
 

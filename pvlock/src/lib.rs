@@ -2,6 +2,7 @@
 
 pub mod backend;
 pub mod doctor;
+pub mod hostile;
 pub mod measure;
 pub mod nap;
 pub mod order;

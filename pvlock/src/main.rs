@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use pvlock::{plot, report, run, soak};
+use pvlock::{hostile, plot, report, run, soak};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -23,6 +23,8 @@ enum Command {
     Run(run::Options),
     /// Run random mixes of everything, disturb them, and see that nothing is lost
     Soak(soak::Options),
+    /// Run ordinary work beside guests that break the rules, and see what it gets of the CPUs
+    Hostile(hostile::Options),
     /// Say what this machine offers, and what follows for back-end and policy
     Doctor,
 }
@@ -47,6 +49,7 @@ fn main() -> ExitCode {
         None => run(&arguments.run),
         Some(Command::Run(options)) => run(&options),
         Some(Command::Soak(options)) => soak(&options),
+        Some(Command::Hostile(options)) => hostile(&options),
         Some(Command::Doctor) => {
             pvlock::doctor::examine().iter().for_each(|finding| println!("{finding}"));
             ExitCode::SUCCESS
@@ -142,6 +145,30 @@ fn soak(options: &soak::Options) -> ExitCode {
         }
         Ok(()) if INTERRUPT.load(Ordering::Relaxed) => ExitCode::from(EXIT_INTERRUPTED),
         Ok(()) => ExitCode::SUCCESS,
+    }
+}
+
+fn hostile(options: &hostile::Options) -> ExitCode {
+    let bar = bar(options.runs(), "{bar:40} {percent:>3} % {msg} (about {eta} left)");
+    let (report, result) = hostile::attack(options, &INTERRUPT, |runs, name| {
+        bar.set_position(runs);
+        bar.set_message(name.to_owned());
+    });
+    bar.finish_and_clear();
+    println!("{}", report.table());
+    println!("share: throughput against that beside a VM that only spins; least and most of the runs, medians otherwise;");
+    println!("pause, save, end: until both VMs were paused, then copied; and until both had ended; forced: the neighbour's");
+    match result {
+        Ok(()) if report.is_sound() => ExitCode::SUCCESS,
+        Ok(()) => {
+            eprintln!("pvlock: a guest has disturbed its neighbour: see the columns forced and exact");
+            ExitCode::FAILURE
+        }
+        Err(hostile::Failure::Interrupted) => ExitCode::from(EXIT_INTERRUPTED),
+        Err(failure) => {
+            eprintln!("pvlock: {failure}");
+            ExitCode::FAILURE
+        }
     }
 }
 

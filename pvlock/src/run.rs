@@ -75,7 +75,7 @@ fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str, what: &str) -> Result
     })
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
         _ => Err("must be a number above 0, at most 86400".into()),
