@@ -3,13 +3,13 @@
 //! saved and ended.
 
 use crate::backend::{RunError, Spec, kvm::Machine};
-use crate::run::CplChoice;
+use crate::run::{CplChoice, NotifyChoice};
 use crate::vm::{self, Cpl, KvmKind, VmFailure};
 use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
 use pvlock_guest_image::job::{Workload, phase};
 use pvlock_guest_image::{Job, LockKind};
-use pvlock_host::{Config, Limits, Policy, Rate, Statistics};
+use pvlock_host::{Config, Limits, Policy, Poller, Rate, Statistics};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -32,6 +32,9 @@ pub struct Options {
     /// Runs of each pair; the table shows the medians
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub repeat: u32,
+    /// How kicks of the hostile guest reach its host
+    #[arg(long, value_enum, default_value_t = NotifyChoice::Immediate)]
+    pub notify: NotifyChoice,
     /// Privilege level of the guests
     #[arg(long, value_enum, default_value_t = CplChoice::Auto)]
     pub cpl: CplChoice,
@@ -208,7 +211,8 @@ pub struct Report {
 
 /// Runs every attack. What was measured until a failure is in the report.
 pub fn attack(options: &Options, interrupt: &AtomicBool, mut progress: impl FnMut(u64, &str)) -> (Report, Result<(), Failure>) {
-    let policy = Policy { limits: ALLOWANCE, ..Policy::default() };
+    let poller = (options.notify == NotifyChoice::Poller).then(Poller::default);
+    let host = |limits| Config { policy: Policy { limits, poller, ..Policy::default() }, ..Config::default() };
     let names =
         Workload::ALL.into_iter().filter(|(_, workload)| *workload == Workload::Spin || Workload::HOSTILE.contains(workload));
     let cells: Vec<_> = names
@@ -231,8 +235,10 @@ pub fn attack(options: &Options, interrupt: &AtomicBool, mut progress: impl FnMu
             for (&(name, workload, limited), row) in cells.iter().zip(&mut report.rows) {
                 progress(runs, name);
                 runs += 1;
-                let host = if limited { Config { policy, ..Config::default() } } else { Config::default() };
-                row.2.push(Pair::new(workload, host, vcpus, cpl, time).run(interrupt)?);
+                let host = host(if limited { ALLOWANCE } else { Limits::default() });
+                let mut pair = Pair::new(workload, host, vcpus, cpl, time);
+                pair.hostile.ioeventfd = options.notify == NotifyChoice::Ioeventfd;
+                row.2.push(pair.run(interrupt)?);
             }
         }
         Ok(())

@@ -117,18 +117,14 @@ const WORD: Duration = Duration::from_secs(30);
 fn soak(options: &soak::Options) -> ExitCode {
     let length = (60.0 * options.minutes) as u64;
     let bar = bar(length, "{bar:40} {percent:>3} % {msg}");
+    let seed = options.seed();
+    println!("pvlock soak: {} minutes from seed {seed}", options.minutes);
     let mut last_word = Instant::now();
-    let (summary, result) = soak::soak(options, &INTERRUPT, |summary| {
+    let (summary, result) = soak::soak(options, seed, &INTERRUPT, |summary| {
         let at = summary.time.as_secs();
         let left = length.saturating_sub(at);
         let (runs, machines) = (summary.on_kvm + summary.on_threads, summary.machines);
-        let seed = summary.seed;
-        let word = format!(
-            "{}:{:02} left, seed {seed}: {runs} runs, {machines} machines, {} forced",
-            left / 60,
-            left % 60,
-            summary.host.forced
-        );
+        let word = format!("{}:{:02} left: {runs} runs, {machines} machines, {} forced", left / 60, left % 60, summary.host.forced);
         if bar.is_hidden() && last_word.elapsed() >= WORD {
             last_word = Instant::now();
             println!("{word}");

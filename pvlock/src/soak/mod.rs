@@ -97,9 +97,21 @@ pub enum Failure {
     },
 }
 
-/// Runs until the time is over, the user interrupts, or something is wrong. `progress` is told how it stands after each run.
-pub fn soak(options: &Options, interrupt: &AtomicBool, mut progress: impl FnMut(&Summary)) -> (Summary, Result<(), Failure>) {
-    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..1 << 32));
+impl Options {
+    /// The seed that was asked for, or any.
+    pub fn seed(&self) -> u64 {
+        self.seed.unwrap_or_else(|| fastrand::u64(..1 << 32))
+    }
+}
+
+/// Runs from `seed` on until the time is over, the user interrupts, or something is wrong. `progress` is told how it stands after
+/// each run.
+pub fn soak(
+    options: &Options,
+    seed: u64,
+    interrupt: &AtomicBool,
+    mut progress: impl FnMut(&Summary),
+) -> (Summary, Result<(), Failure>) {
     let mut soak = Soak { summary: Summary { seed, ..Summary::default() }, interrupt };
     let result = soak.run(options, &mut progress);
     (soak.summary, result)
