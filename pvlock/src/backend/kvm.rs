@@ -150,6 +150,11 @@ impl Machine {
         self.memory.job()
     }
 
+    /// Its guest's RAM.
+    pub fn memory(&self) -> &GuestMemory {
+        &self.memory.ram
+    }
+
     /// What its host has counted so far.
     pub fn statistics(&self) -> Statistics {
         self.driver.statistics()
