@@ -81,8 +81,9 @@ fn a_lock_without_waiters_pauses_not_at_all() {
     for backend in backends() {
         for (name, lock) in LockKind::ALL.into_iter().filter(|(_, lock)| !lock.needs_std()) {
             let spec = pvlock::backend::Spec { limit: 0, log: 0, ..spec(lock, 1) };
-            let measured = run_for(backend, &spec, Duration::from_millis(80));
-            assert_eq!(measured.row.pauses_per_op, Some(0.0), "{backend:?} {name}");
+            // On a busy machine its vCPU may get no CPU for all of a short run.
+            let pauses = (0..20).find_map(|_| run_for(backend, &spec, Duration::from_millis(80)).row.pauses_per_op);
+            assert_eq!(pauses, Some(0.0), "{backend:?} {name}");
         }
     }
 }
