@@ -68,8 +68,10 @@ fn pauses_are_counted_for_every_lock_that_spins() {
             let spec = pvlock::backend::Spec { inside: 5_000, outside: 5_000, limit: 0, log: 0, ..spec(lock, 4) };
             let counted = (0..20).any(|_| {
                 let measured = run_for(backend, &spec, Duration::from_millis(200));
-                assert!(measured.row.exact, "{backend:?} {name}");
-                measured.row.pauses_per_op.is_some_and(|pauses| pauses > 0.0)
+                // Nothing measured says nothing, not even that counts agree: see `measure`.
+                let pauses = measured.row.pauses_per_op;
+                assert!(measured.row.exact || pauses.is_none(), "{backend:?} {name}: {measured:?}");
+                pauses.is_some_and(|pauses| pauses > 0.0)
             });
             assert!(counted, "{backend:?} {name}");
         }
