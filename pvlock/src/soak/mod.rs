@@ -280,3 +280,22 @@ impl fmt::Display for Summary {
         write!(f, "{growth}")
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pvlock_guest_image::Job;
+
+    #[test]
+    fn a_run_that_got_no_cpu_is_idle_and_one_that_lost_all_its_counts_is_not() {
+        // SAFETY: all zeros is a valid job.
+        let job = unsafe { Box::<Job>::new_zeroed().assume_init() };
+        assert_eq!(acquisitions(&job), (0, true));
+        job.protected[3].counter.store(1, Ordering::Relaxed);
+        assert_eq!(acquisitions(&job), (0, false));
+        job.done[2].acquisitions.store(7, Ordering::Relaxed);
+        assert_eq!(acquisitions(&job), (7, false));
+        job.protected[3].counter.store(0, Ordering::Relaxed);
+        assert_eq!(acquisitions(&job), (7, false));
+    }
+}
