@@ -33,11 +33,25 @@ pub enum Workload {
     Stuck = 5,
     /// vCPU 0 panics.
     Panic = 6,
+    /// Nobody does anything but spin: the neighbour that hostile ones are measured against.
+    Spin = 7,
+    /// vCPU 0 writes rubbish all over the shared region while the others use it.
+    Scribble = 8,
+    /// Each kind of doorbell in its turn, with arguments of every kind, as fast as it goes.
+    DoorbellStorm = 9,
+    /// Everybody kicks everybody all the time.
+    KickAll = 10,
+    /// Everybody registers, unregisters and comes online anew, at the right page and at wrong ones.
+    RegisterTwice = 11,
+    /// Everybody says that it waits for somebody who waits for it, halts, and reports its spinning.
+    LieCycles = 12,
+    /// Everybody halts, and nobody kicks.
+    HaltForever = 13,
 }
 
 impl Workload {
     /// All workloads with their names.
-    pub const ALL: [(&'static str, Self); 7] = [
+    pub const ALL: [(&'static str, Self); 14] = [
         ("counter", Self::Counter),
         ("ping-pong", Self::PingPong),
         ("many-locks", Self::ManyLocks),
@@ -45,7 +59,23 @@ impl Workload {
         ("try-mix", Self::TryMix),
         ("stuck", Self::Stuck),
         ("panic", Self::Panic),
+        ("spin", Self::Spin),
+        ("scribble", Self::Scribble),
+        ("doorbell-storm", Self::DoorbellStorm),
+        ("kick-all", Self::KickAll),
+        ("register-twice", Self::RegisterTwice),
+        ("lie-cycles", Self::LieCycles),
+        ("halt-forever", Self::HaltForever),
     ];
+
+    /// Those that break the rules. A vCPU of theirs notices the end of the job all the same, if the host lets it run.
+    pub const HOSTILE: [Self; 6] =
+        [Self::Scribble, Self::DoorbellStorm, Self::KickAll, Self::RegisterTwice, Self::LieCycles, Self::HaltForever];
+
+    /// Whether all vCPUs take one and the same lock, or none.
+    pub const fn has_one_lock(self) -> bool {
+        !matches!(self, Self::ManyLocks | Self::Nested | Self::TryMix)
+    }
 
     /// The workload with this number.
     pub fn from_number(number: u32) -> Option<Self> {
@@ -179,6 +209,10 @@ pub struct Job {
     pub phase: AtomicU32,
     /// vCPUs that have ended.
     pub ended: AtomicU32,
+    /// Critical sections of a vCPU from one end of its life to the next, see [`life`](crate::life); 0: it lives on.
+    pub churn: AtomicU32,
+    /// Times that the guest has registered anew. Whoever sees it move has to come online.
+    pub registrations: AtomicU32,
     /// What the locks protect.
     pub protected: [CachePadded<Protected>; MAX_LOCKS],
     /// What each vCPU did.

@@ -19,14 +19,18 @@
 #[cfg(feature = "std")]
 extern crate std;
 
+pub mod bare;
 pub mod boot;
+mod hostile;
 pub mod job;
+pub mod life;
 pub mod locks;
 pub mod pause_loop;
 pub mod pauses;
 pub mod port;
 pub mod work;
 
+pub use bare::Bare;
 pub use boot::{BootPage, VcpuBlock};
 pub use job::Job;
 pub use locks::{Arena, LockKind};

@@ -7,7 +7,7 @@ use pvlock_guest::hypercalls::{Doorbell, Host, NativeCpuid, Pio, Ring, Transport
 use pvlock_guest::protocol::{PAGE_SIZE, SlotIndex, VcpuId};
 use pvlock_guest::{Guest, GuestRef, Platform, Word};
 use pvlock_guest_image::job::Protected;
-use pvlock_guest_image::{BootPage, CountPauses, Job, job, pause_loop};
+use pvlock_guest_image::{Bare, BootPage, CountPauses, Job, job, pause_loop, port};
 
 static GUEST: Guest<{ job::MAX_VCPUS }> = Guest::new();
 /// The host's doorbell port; 0 before registration or without a host.
@@ -68,6 +68,22 @@ impl CountPauses for Machine {
     }
 }
 
+impl Bare for Machine {
+    fn doorbell() -> Option<impl Ring> {
+        doorbell()
+    }
+
+    fn pfn() -> u64 {
+        (core::ptr::from_ref(GUEST.as_ref().region().header).addr() / PAGE_SIZE) as u64
+    }
+
+    fn reset() {
+        // SAFETY: the VMM opens every port to the guest. It does not come back from this one; what this vCPU's stack holds is
+        // not needed any more.
+        unsafe { x86::io::outl(port::RESET, 0) };
+    }
+}
+
 fn doorbell() -> Option<impl Ring> {
     match PORT.load(Ordering::Relaxed) {
         0 => None,
@@ -101,9 +117,8 @@ pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
     PORT.store(port, Ordering::Relaxed);
     PAUSE_WINDOW.store(job.pause_window.load(Ordering::Relaxed), Ordering::Relaxed);
     let Some(pio) = doorbell() else { return 0 };
-    let address = core::ptr::from_ref(GUEST.as_ref().region().header).addr();
     let first = VcpuId::new(0);
-    match GUEST.as_ref().register(&pio, (address / PAGE_SIZE) as u64, first) {
+    match GUEST.as_ref().register(&pio, Machine::pfn(), first) {
         Ok(_) => 0,
         Err(status) => status.encode(),
     }

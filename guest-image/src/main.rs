@@ -37,8 +37,8 @@ fn main(vcpu: usize, boot: &'static BootPage) -> ! {
 }
 
 fn take_part(vcpu: usize, boot: &BootPage, job: &'static Job) {
-    // vCPU 0 registers before anyone else has touched a lock.
-    if vcpu == 0 {
+    // vCPU 0 registers before anyone else has touched a lock; once, as it may have been reset since.
+    if vcpu == 0 && REGISTERED.load(Ordering::Relaxed) == 0 {
         job.registered.store(1 + machine::register(boot, job), Ordering::Relaxed);
         // Release: pairs with the Acquire below: the others start in the mode that was chosen.
         REGISTERED.store(1, Ordering::Release);

@@ -20,3 +20,6 @@ pub const ECHO: u16 = 0x1b08;
 pub const fn echo(value: u32) -> u32 {
     !value
 }
+
+/// `out`: resets this vCPU; the value means nothing. It starts again at the entry point, as offline as after power-on.
+pub const RESET: u16 = 0x1b0c;

@@ -1,20 +1,24 @@
 //! The workloads, for vCPUs of a VM and for threads alike.
 
+use crate::bare::Bare;
+use crate::hostile;
 use crate::job::{Done, Job, LogEntry, MAX_LOCKS, Protected, Workload, phase, wait_bucket};
+use crate::life::Life;
 use crate::locks::{Arena, LockKind, TestLock};
-use crate::pauses::CountPauses;
 use core::cell::Cell;
 use core::hint::black_box;
 use core::sync::atomic::Ordering;
 use crossbeam_utils::CachePadded;
 
-/// The part of one vCPU. `log` holds the job's log entries, for all locks; it may be empty.
-pub fn run<P: CountPauses>(job: &Job, arena: &Arena<P>, log: &[LogEntry], vcpu: usize) {
+/// The part of one vCPU, from where it was before its last reset. `log` holds the job's log entries, for all locks; it may be empty.
+pub fn run<P: Bare>(job: &Job, arena: &Arena<P>, log: &[LogEntry], vcpu: usize) {
     let Some(done) = job.done.get(vcpu) else { return };
-    job.ready.fetch_add(1, Ordering::AcqRel);
     // Acquire: pairs with the VMM's Release: everything is set up.
-    while job.phase.load(Ordering::Acquire) == phase::READY {
-        P::relax();
+    if job.phase.load(Ordering::Acquire) == phase::READY {
+        job.ready.fetch_add(1, Ordering::AcqRel);
+        while job.phase.load(Ordering::Acquire) == phase::READY {
+            P::relax();
+        }
     }
     match LockKind::from_number(job.lock.load(Ordering::Relaxed)) {
         Some(LockKind::SpinTicket) => Worker::<P, _>::new(job, &arena.spin_ticket, log, done, vcpu).run(),
@@ -49,7 +53,7 @@ struct Worker<'a, P, L> {
     platform: core::marker::PhantomData<fn() -> P>,
 }
 
-impl<'a, P: CountPauses, L: TestLock> Worker<'a, P, L> {
+impl<'a, P: Bare, L: TestLock> Worker<'a, P, L> {
     fn new(job: &'a Job, locks: &'a [CachePadded<L>; MAX_LOCKS], log: &'a [LogEntry], done: &'a Done, vcpu: usize) -> Self {
         let count = (job.locks.load(Ordering::Relaxed) as usize).clamp(1, MAX_LOCKS);
         let capacity = job.log_capacity.load(Ordering::Relaxed) as usize;
@@ -72,9 +76,10 @@ impl<'a, P: CountPauses, L: TestLock> Worker<'a, P, L> {
             panic!("the job names a workload that this image does not have")
         };
         let limit = self.job.limit.load(Ordering::Relaxed);
-        // Marsaglia's xorshift64, seeded differently on each vCPU.
-        let mut random = 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(self.vcpu + 1);
-        let mut rounds = 0;
+        let mut rounds = self.done.sections.load(Ordering::Relaxed);
+        // Marsaglia's xorshift64, seeded differently on each vCPU and after each reset.
+        let mut random = (self.vcpu + 1).wrapping_add(rounds << 8).wrapping_mul(0x9e37_79b9_7f4a_7c15).max(1);
+        let mut life = Life::<P>::new(self.job, self.vcpu as usize);
         while self.job.phase.load(Ordering::Relaxed) != phase::STOP && (limit == 0 || rounds < limit) {
             random ^= random << 13;
             random ^= random >> 7;
@@ -86,7 +91,7 @@ impl<'a, P: CountPauses, L: TestLock> Worker<'a, P, L> {
                 Workload::PingPong => self.turn(),
                 Workload::ManyLocks => self.section(index),
                 Workload::Nested => self.nested(index),
-                Workload::TryMix if rounds % 2 == 0 => self.try_section(index),
+                Workload::TryMix if rounds.is_multiple_of(2) => self.try_section(index),
                 Workload::TryMix => self.section(index),
                 Workload::Stuck => self.holding(0, || {
                     if self.vcpu == 0 {
@@ -96,9 +101,13 @@ impl<'a, P: CountPauses, L: TestLock> Worker<'a, P, L> {
                     }
                 }),
                 Workload::Panic => assert!(self.vcpu != 0, "the job asks for a panic"),
+                Workload::Scribble if self.vcpu != 0 => self.section(0),
+                Workload::Spin => (0..1000).for_each(|_| P::relax()),
+                _ => hostile::round::<P>(workload, self.vcpu as usize, self.vcpus as usize, rounds, random),
             }
             rounds += 1;
             self.done.sections.store(rounds, Ordering::Relaxed);
+            life.step(rounds, random);
         }
     }
 

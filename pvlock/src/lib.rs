@@ -3,7 +3,9 @@
 
 pub mod backend;
 pub mod doctor;
+pub mod hostile;
 pub mod measure;
+pub mod nap;
 pub mod order;
 pub mod plot;
 pub mod progress;
@@ -11,6 +13,7 @@ pub mod report;
 pub mod run;
 pub mod session;
 pub mod sim;
+pub mod soak;
 pub mod sweep;
 pub mod vm;
 

@@ -1,9 +1,10 @@
 //! The `pvlock` command.
 
 use clap::{Parser, Subcommand};
-use pvlock::{plot, progress, report, run, sim};
+use pvlock::{hostile, plot, progress, report, run, sim, soak};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 /// Paravirtual spinlocks on a real VM.
 #[derive(Parser)]
@@ -19,6 +20,10 @@ struct Arguments {
 enum Command {
     /// Compare locks in a VM with more vCPUs than CPUs (the default)
     Run(run::Options),
+    /// Run random mixes of everything, disturb them, and see that nothing is lost
+    Soak(soak::Options),
+    /// Run ordinary work beside guests that break the rules, and see what it gets of the CPUs
+    Hostile(hostile::Options),
     /// Say what this machine offers, and what follows for back-end and policy
     Doctor,
     /// Compare locks on a simulated host (deterministic, of any size)
@@ -45,6 +50,8 @@ fn main() -> ExitCode {
     match arguments.command {
         None => run(&arguments.run),
         Some(Command::Run(options)) => run(&options),
+        Some(Command::Soak(options)) => soak(&options),
+        Some(Command::Hostile(options)) => hostile(&options),
         Some(Command::Doctor) => {
             pvlock::doctor::examine().iter().for_each(|finding| println!("{finding}"));
             ExitCode::SUCCESS
@@ -118,4 +125,61 @@ fn run(options: &run::Options) -> ExitCode {
         return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
+}
+
+/// How often a soak says where it stands if nobody sees its bar.
+const WORD: Duration = Duration::from_secs(30);
+
+fn soak(options: &soak::Options) -> ExitCode {
+    let length = (60.0 * options.minutes) as u64;
+    let bar = progress::with_template(length, "{bar:40} {percent:>3} % {msg}");
+    let seed = options.seed();
+    println!("pvlock soak: {} minutes from seed {seed}", options.minutes);
+    let mut last_word = Instant::now();
+    let (summary, result) = soak::soak(options, seed, &INTERRUPT, |summary| {
+        let at = summary.time.as_secs();
+        let left = length.saturating_sub(at);
+        let (runs, machines) = (summary.on_kvm + summary.on_threads, summary.machines);
+        let word = format!("{}:{:02} left: {runs} runs, {machines} machines, {} forced", left / 60, left % 60, summary.host.forced);
+        if bar.is_hidden() && last_word.elapsed() >= WORD {
+            last_word = Instant::now();
+            println!("{word}");
+        }
+        bar.set_position(at.min(length));
+        bar.set_message(word);
+    });
+    bar.finish_and_clear();
+    println!("{summary}");
+    match result {
+        Err(failure) => {
+            eprintln!("pvlock: {failure}");
+            ExitCode::FAILURE
+        }
+        Ok(()) if INTERRUPT.load(Ordering::Relaxed) => ExitCode::from(EXIT_INTERRUPTED),
+        Ok(()) => ExitCode::SUCCESS,
+    }
+}
+
+fn hostile(options: &hostile::Options) -> ExitCode {
+    let bar = progress::bar(options.runs());
+    let (report, result) = hostile::attack(options, &INTERRUPT, |runs, name| {
+        bar.set_position(runs);
+        bar.set_message(name.to_owned());
+    });
+    bar.finish_and_clear();
+    println!("{}", report.table());
+    println!("share: throughput against that beside a VM that only spins; least and most of the runs, medians otherwise;");
+    println!("pause, save, end: until both VMs were paused, then copied; and until both had ended; forced: the neighbour's");
+    match result {
+        Ok(()) if report.is_sound() => ExitCode::SUCCESS,
+        Ok(()) => {
+            eprintln!("pvlock: a guest has disturbed its neighbour: see the columns forced and exact");
+            ExitCode::FAILURE
+        }
+        Err(hostile::Failure::Interrupted) => ExitCode::from(EXIT_INTERRUPTED),
+        Err(failure) => {
+            eprintln!("pvlock: {failure}");
+            ExitCode::FAILURE
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, RunError, Spec};
 use crate::measure::{Measured, Row, measure, median, share_of_bound};
-use crate::session::{Ended, Limits};
+use crate::session::{Ended, Limits, Vcpus};
 use crate::sweep::{self, Sweep};
 use crate::vm::{self, Cpl, ExitCounts, KvmKind};
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
@@ -87,7 +87,7 @@ fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str, what: &str) -> Result
     })
 }
 
-fn positive(text: &str) -> Result<f64, String> {
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
     match text.parse() {
         Ok(value) if value > 0.0 && value <= 86_400.0 => Ok(value),
         _ => Err("must be a number above 0, at most 86400".into()),
@@ -344,7 +344,6 @@ impl Options {
         let policy = Policy::named(&self.policy).unwrap_or_default();
         let policy = Policy { poller: (self.notify == NotifyChoice::Poller).then(Poller::default), ..policy };
         let flags = if self.dedicated { HostFlags::DEDICATED } else { HostFlags::default() };
-        let one = matches!(self.workload, Workload::Counter | Workload::PingPong | Workload::Stuck | Workload::Panic);
         Spec {
             lock,
             workload: self.workload,
@@ -353,7 +352,8 @@ impl Options {
             inside: self.inside,
             outside: self.outside,
             limit: 0,
-            log: match (self.check && lock.is_strict(), one) {
+            churn: 0,
+            log: match (self.check && lock.is_strict(), self.workload.has_one_lock()) {
                 (false, _) => 0,
                 (true, true) => LOG_ENTRIES,
                 (true, false) => LOG_ENTRIES_OF_MANY,
@@ -389,7 +389,7 @@ impl Plan {
         let mut trace = self.trace.then(Trace::default);
         'all: for repeat in 0..self.repeat {
             for (number, (cell, rows)) in self.cells.iter().zip(&mut repeats).enumerate() {
-                let tell = |time| progress(Progress { runs, time, cell });
+                let tell = |time, _: &dyn Vcpus| progress(Progress { runs, time, cell });
                 let read = |outcome: &crate::backend::Outcome<'_>| {
                     if let (Some(trace), 0) = (&mut trace, repeat) {
                         outcome.log.trace(outcome, cell, number, trace);

@@ -1,7 +1,10 @@
 //! One run of a job: start the vCPUs together, watch them, end them. The same for every back-end.
 
+use crate::nap::Nap;
 use pvlock_guest_image::Job;
 use pvlock_guest_image::job::phase;
+use pvlock_host::driver::Driver;
+use pvlock_host::protocol::{HostFlags, VcpuId};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -31,6 +34,58 @@ pub trait Vcpus {
 
     /// Whether some vCPU has failed, so that the job will not end by itself.
     fn have_failed(&self) -> bool;
+
+    /// Does this to them, without a host as far as it goes.
+    ///
+    /// # Errors
+    ///
+    /// What was found wrong.
+    fn disturb(&self, disturbance: Disturbance) -> Result<(), &'static str>;
+}
+
+/// Something that happens to a running VM.
+#[derive(Clone, Copy, Debug)]
+pub enum Disturbance {
+    /// A signal for the thread of a vCPU.
+    Signal(usize, Nap),
+    /// An interrupt for a vCPU, as far as the host engine is concerned: the guest has none.
+    Interrupt(usize),
+    /// The host engine is told that a vCPU was reset. (A real one comes from the guest, which has to let go of its locks first.)
+    Reset(usize),
+    /// The host engine is told that the VM was reset.
+    ResetVm,
+    /// Settings of the host change: its guest is to halt no more, or again.
+    Flags(HostFlags),
+    /// The VM is paused for that long.
+    Pause(Duration),
+    /// Somebody wants to see who sleeps, and whether the wait queues are as they should be.
+    Look,
+}
+
+/// As much of a disturbance as the host engine sees.
+pub(crate) fn disturb_host<M: pvlock_host::GuestMemory + 'static>(
+    host: &Driver<M>,
+    disturbance: Disturbance,
+    at_rest: impl FnOnce(Duration) -> Result<(), &'static str>,
+) -> Result<(), &'static str> {
+    match disturbance {
+        Disturbance::Signal(..) => {}
+        Disturbance::Interrupt(vcpu) => VcpuId::new(vcpu).into_iter().for_each(|vcpu| host.interrupt(vcpu)),
+        Disturbance::Reset(vcpu) => VcpuId::new(vcpu).into_iter().for_each(|vcpu| host.reset(vcpu)),
+        Disturbance::ResetVm => host.reset_vm(),
+        Disturbance::Flags(flags) => host.set_flags(flags),
+        Disturbance::Pause(time) => {
+            host.pause();
+            let rested = at_rest(time);
+            host.resume();
+            return rested;
+        }
+        Disturbance::Look => {
+            host.dump().for_each(drop);
+            host.check_queues()?;
+        }
+    }
+    Ok(())
 }
 
 /// How a session ended, if not because the job was done.
@@ -62,13 +117,14 @@ pub struct Times {
     pub idle: f64,
 }
 
-/// Lets the vCPUs of `job` start, waits for the end, and measures.
+/// Lets the vCPUs of `job` start, waits for the end, and measures. `progress` is called again and again while they run, with the
+/// time that they have run.
 pub fn watch(
     job: &Job,
     vcpus: &impl Vcpus,
     limits: Limits,
     interrupt: &AtomicBool,
-    mut progress: impl FnMut(Duration),
+    mut progress: impl FnMut(Duration, &dyn Vcpus),
 ) -> (Ended, Times) {
     let count = vcpus.count();
     let mut dog = Dog::new(limits.watchdog);
@@ -92,7 +148,7 @@ pub fn watch(
     let mut ended = Ended::Done;
     while job.ended.load(Ordering::Acquire) < count {
         let elapsed = begun.started.elapsed();
-        progress(elapsed.min(limits.run));
+        progress(elapsed.min(limits.run), vcpus);
         if elapsed >= warm_up {
             measuring.get_or_insert_with(|| enter(phase::MEASURE));
         }

@@ -259,6 +259,32 @@ fn ctrl_c_ends_the_run_and_prints_what_there_is() {
     assert!(rest.contains("ticket"), "the rows that were finished: {rest}");
 }
 
+#[test]
+fn a_soak_says_its_seed_and_what_it_came_to() {
+    let output = pvlock(&["soak", "--backend", "threads", "--minutes", "0.02", "--seed", "42"]);
+    let summary = text(&output.stdout);
+    assert!(output.status.success(), "{summary}{}", text(&output.stderr));
+    for word in ["from seed 42", "0 runs on KVM", "all counts exact", " 0 forced", "growth: 0 file descriptors, 0 threads"] {
+        assert!(summary.contains(word), "{word} in {summary}");
+    }
+}
+
+#[test]
+fn ctrl_c_ends_a_soak_with_a_summary() {
+    let (code, rest) = interrupted(&["soak", "--backend", "threads", "--minutes", "60"]);
+    assert_eq!(code, Some(130));
+    assert!(rest.contains("all counts exact") && rest.contains("growth:"), "{rest}");
+}
+
+#[test]
+fn a_soak_of_no_time_is_refused() {
+    for minutes in ["0", "-1", "nan", "x"] {
+        let output = pvlock(&["soak", &format!("--minutes={minutes}")]);
+        assert!(!output.status.success());
+        assert!(text(&output.stderr).contains("above 0"), "{}", text(&output.stderr));
+    }
+}
+
 /// Presses Ctrl-C after a second or so. Returns the exit code, and what was printed.
 fn interrupted(arguments: &[&str]) -> (Option<i32>, String) {
     let mut child = command(arguments).spawn().expect("the command was built");

@@ -10,7 +10,7 @@ use pvlock_host::Config;
 use std::fmt::Display;
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Says loudly that the calling test cannot run here: on standard error and, for the summary of `cargo xtask test`, in the
@@ -55,6 +55,12 @@ pub const DEADLINE_NS: u64 = 20_000_000_000;
 /// One VM at a time: a dozen at once measure the scheduler's patience, not the locks.
 static TURN: Mutex<()> = Mutex::new(());
 
+/// Waits for the turn of whoever has VMs of its own.
+pub fn turn() -> MutexGuard<'static, ()> {
+    // A test that failed in its turn leaves nothing behind that matters here.
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// A checking run of `lock` on the counter workload: short, with a log, ended by its own limit.
 pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
     Spec {
@@ -65,6 +71,7 @@ pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
         inside: 100,
         outside: 300,
         limit: 300,
+        churn: 0,
         log: 300 * vcpus as u64,
         host: Config { deadline_ns: DEADLINE_NS, ..Config::default() },
         paravirtual: true,
@@ -78,14 +85,13 @@ pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
 ///
 /// Whatever the run fails with.
 pub fn try_run(backend: Backend, spec: &Spec, watchdog: Duration) -> Result<Measured, RunError> {
-    // A test that failed in its turn leaves nothing behind that matters here.
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    let _turn = turn();
     let limits = Limits { run: Duration::from_secs(600), watchdog };
     let read = |outcome: &Outcome<'_>| {
         assert_eq!(outcome.ended, Ended::Done);
         measure(spec, outcome, 1)
     };
-    backend.run(spec, limits, &AtomicBool::new(false), |_| (), read)
+    backend.run(spec, limits, &AtomicBool::new(false), |_, _| (), read)
 }
 
 /// Runs a spec to its own end.

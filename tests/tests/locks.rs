@@ -68,8 +68,10 @@ fn pauses_are_counted_for_every_lock_that_spins() {
             let spec = pvlock::backend::Spec { inside: 5_000, outside: 5_000, limit: 0, log: 0, ..spec(lock, 4) };
             let counted = (0..20).any(|_| {
                 let measured = run_for(backend, &spec, Duration::from_millis(200));
-                assert!(measured.row.exact, "{backend:?} {name}");
-                measured.row.pauses_per_op.is_some_and(|pauses| pauses > 0.0)
+                // Nothing measured says nothing, not even that counts agree: see `measure`.
+                let pauses = measured.row.pauses_per_op;
+                assert!(measured.row.exact || pauses.is_none(), "{backend:?} {name}: {measured:?}");
+                pauses.is_some_and(|pauses| pauses > 0.0)
             });
             assert!(counted, "{backend:?} {name}");
         }
@@ -81,8 +83,9 @@ fn a_lock_without_waiters_pauses_not_at_all() {
     for backend in backends() {
         for (name, lock) in LockKind::ALL.into_iter().filter(|(_, lock)| !lock.needs_std()) {
             let spec = pvlock::backend::Spec { limit: 0, log: 0, ..spec(lock, 1) };
-            let measured = run_for(backend, &spec, Duration::from_millis(80));
-            assert_eq!(measured.row.pauses_per_op, Some(0.0), "{backend:?} {name}");
+            // On a busy machine its vCPU may get no CPU for all of a short run.
+            let pauses = (0..20).find_map(|_| run_for(backend, &spec, Duration::from_millis(80)).row.pauses_per_op);
+            assert_eq!(pauses, Some(0.0), "{backend:?} {name}");
         }
     }
 }
@@ -91,7 +94,7 @@ fn a_lock_without_waiters_pauses_not_at_all() {
 fn run_for(backend: Backend, spec: &pvlock::backend::Spec, time: Duration) -> Measured {
     let limits = Limits { run: time, watchdog: Duration::from_secs(30) };
     let read = |outcome: &Outcome<'_>| measure(spec, outcome, 1);
-    match backend.run(spec, limits, &AtomicBool::new(false), |_| (), read) {
+    match backend.run(spec, limits, &AtomicBool::new(false), |_, _| (), read) {
         Ok(measured) => measured,
         Err(error) => panic!("{backend:?}: {error}"),
     }

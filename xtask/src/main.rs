@@ -33,8 +33,9 @@ mod steps;
 mod summary;
 mod table;
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::ExitCode;
+use std::process::{Command as Process, ExitCode};
 
 use clap::{Parser, Subcommand};
 
@@ -72,6 +73,13 @@ enum Command {
         #[arg(value_name = "FAULT")]
         only: Vec<String>,
     },
+    /// Build `pvlock` as users get it, and become `pvlock soak`: random mixes of locks, workloads and policies, with vCPUs that are
+    /// paused, signalled and reset, on KVM and on threads. Ctrl-C ends it with a summary.
+    Soak {
+        /// See `pvlock soak --help`: --minutes N, --seed SEED, --fixed, --backend kvm|threads.
+        #[arg(value_name = "OPTIONS", trailing_var_arg = true, allow_hyphen_values = true)]
+        options: Vec<String>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -82,9 +90,13 @@ fn main() -> ExitCode {
 }
 
 fn command(command: Command) -> Result<ExitCode, String> {
-    children::end_on_signals()?;
     let workspace = Workspace::find()?;
+    if let Command::Soak { options } = &command {
+        return soak(&workspace, options);
+    }
+    children::end_on_signals()?;
     match command {
+        Command::Soak { .. } => unreachable!("it has become another process"),
         Command::Test { only } => Ok(all_of(steps::all(&workspace), &only, &workspace)),
         Command::Sanitize => Ok(all_of(std::iter::once(steps::sanitize(&workspace)), &[], &workspace)),
         Command::Unsafe { brief } => inventory::run(&workspace.root, brief),
@@ -112,6 +124,17 @@ fn all_of(steps: impl Iterator<Item = Step>, only: &[String], workspace: &Worksp
     }
 }
 
+/// Does not come back if all goes well: the soak takes the place of this process, so that signals reach it and nobody else.
+fn soak(workspace: &Workspace, options: &[String]) -> Result<ExitCode, String> {
+    let mut build = workspace.cargo("build --release --package pvlock");
+    let status = build.status().map_err(|error| format!("cannot start cargo: {error}"))?;
+    if !status.success() {
+        return Err(format!("pvlock could not be built: {status}"));
+    }
+    let error = Process::new(workspace.target.join("release/pvlock")).arg("soak").args(options).exec();
+    Err(format!("cannot start pvlock: {error}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,5 +151,6 @@ mod tests {
         assert!(error(&["xtask", "tset"]).contains("'test'"));
         assert!(error(&["xtask", "test", "lom"]).contains("loom"));
         assert!(Cli::try_parse_from(["xtask", "test", "format", "loom"]).is_ok());
+        assert!(Cli::try_parse_from(["xtask", "soak", "--minutes", "5"]).is_ok());
     }
 }

@@ -154,7 +154,7 @@ impl Workspace {
     }
 
     /// Cargo with `arguments`, which are separated by white space and seen by no shell.
-    fn cargo(&self, arguments: &str) -> Command {
+    pub(crate) fn cargo(&self, arguments: &str) -> Command {
         let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target).args(arguments.split_whitespace());
         command

@@ -4,7 +4,7 @@ pub mod kvm;
 pub mod threads;
 
 use crate::order::LogView;
-use crate::session::{Ended, Limits, Times};
+use crate::session::{Ended, Limits, Times, Vcpus};
 use crate::vm::{Cpl, ExitCounts, KvmError, KvmKind, OutOfRange, VmError, VmFailure};
 use pvlock_guest_image::job::{LogEntry, MAX_LOCKS, Workload};
 use pvlock_guest_image::{Job, LockKind};
@@ -28,6 +28,8 @@ pub struct Spec {
     pub outside: u64,
     /// Critical sections of each vCPU; 0: until the time is over.
     pub limit: u64,
+    /// Critical sections from one end of a vCPU's life to the next, see `pvlock_guest_image::life`; 0: it lives on.
+    pub churn: u32,
     /// Entries of the order log for each lock; 0: no log.
     pub log: u64,
     /// The host's settings.
@@ -126,7 +128,7 @@ impl Backend {
         spec: &Spec,
         limits: Limits,
         interrupt: &AtomicBool,
-        progress: impl FnMut(std::time::Duration),
+        progress: impl FnMut(std::time::Duration, &dyn Vcpus),
         read: impl FnOnce(&Outcome<'_>) -> T,
     ) -> Result<T, RunError> {
         match *self {
@@ -145,6 +147,7 @@ fn fill(job: &Job, spec: &Spec, port: u32, log_address: u64) {
     job.inside.store(spec.inside, Ordering::Relaxed);
     job.outside.store(spec.outside, Ordering::Relaxed);
     job.limit.store(spec.limit, Ordering::Relaxed);
+    job.churn.store(spec.churn, Ordering::Relaxed);
     job.log_capacity.store(spec.log, Ordering::Relaxed);
     job.log_address.store(log_address, Ordering::Relaxed);
     job.pause_window.store(pause_window(spec), Ordering::Relaxed);
@@ -161,10 +164,7 @@ fn pause_window(spec: &Spec) -> u64 {
 }
 
 fn locks(spec: &Spec) -> usize {
-    match spec.workload {
-        Workload::Counter | Workload::PingPong | Workload::Stuck | Workload::Panic => 1,
-        Workload::ManyLocks | Workload::Nested | Workload::TryMix => spec.locks.clamp(1, MAX_LOCKS),
-    }
+    if spec.workload.has_one_lock() { 1 } else { spec.locks.clamp(1, MAX_LOCKS) }
 }
 
 fn log_entries(spec: &Spec) -> usize {

@@ -2,10 +2,10 @@
 
 use super::{Outcome, RunError, Spec, fill, log_entries, pause_window};
 use crate::order::LogView;
-use crate::session::{Ended, Limits, Vcpus, ticks, watch};
+use crate::session::{Disturbance, Ended, Limits, Vcpus, disturb_host, ticks, watch};
 use pvlock_guest::{Guest, GuestRef, Platform, Word};
 use pvlock_guest_image::job::{self, Job, LogEntry};
-use pvlock_guest_image::{Arena, CountPauses, pause_loop, work};
+use pvlock_guest_image::{Arena, Bare, CountPauses, pause_loop, work};
 use pvlock_host::driver::threads::{Threads, threads};
 use pvlock_host::hypercalls::{Doorbell, Ring};
 use pvlock_host::protocol::{SlotIndex, VcpuId};
@@ -13,6 +13,7 @@ use std::cell::Cell;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Longest wait for the end of threads whose job is done, or that were told to stop.
@@ -98,6 +99,23 @@ impl CountPauses for Thread {
     }
 }
 
+impl Bare for Thread {
+    fn doorbell() -> Option<impl Ring> {
+        let Current { machine, vcpu } = CURRENT.get()?;
+        machine.host.as_ref().map(|host| host.doorbell(vcpu))
+    }
+
+    fn pfn() -> u64 {
+        0
+    }
+
+    fn reset() {
+        if let Some(Current { machine: Machine { host: Some(host), .. }, vcpu }) = CURRENT.get() {
+            host.reset(vcpu);
+        }
+    }
+}
+
 /// Counts the threads that have ended, however they did.
 struct Running(Arc<AtomicUsize>);
 
@@ -107,13 +125,15 @@ impl Drop for Running {
     }
 }
 
-struct Watched {
+struct Watched<'a> {
     count: usize,
     running: Arc<AtomicUsize>,
     job: &'static Job,
+    threads: &'a [JoinHandle<()>],
+    host: Option<&'a Threads>,
 }
 
-impl Vcpus for Watched {
+impl Vcpus for Watched<'_> {
     fn count(&self) -> u32 {
         self.count as u32
     }
@@ -123,6 +143,18 @@ impl Vcpus for Watched {
         let running = self.running.load(Ordering::Acquire);
         let ended = self.job.ended.load(Ordering::Acquire) as usize;
         running + ended < self.count
+    }
+
+    fn disturb(&self, disturbance: Disturbance) -> Result<(), &'static str> {
+        if let Disturbance::Signal(vcpu, nap) = disturbance {
+            self.threads.get(vcpu).into_iter().for_each(|thread| nap.send(thread));
+        }
+        // Threads cannot be kept from running: in a pause they only do not sleep.
+        let pause = |time| {
+            std::thread::sleep(time);
+            Ok(())
+        };
+        self.host.map_or(Ok(()), |host| disturb_host(host, disturbance, pause))
     }
 }
 
@@ -138,7 +170,7 @@ pub(super) fn run<T>(
     spec: &Spec,
     limits: Limits,
     interrupt: &AtomicBool,
-    progress: impl FnMut(Duration),
+    progress: impl FnMut(Duration, &dyn Vcpus),
     read: impl FnOnce(&Outcome<'_>) -> T,
 ) -> Result<T, RunError> {
     let owned_world = Box::into_raw(new_world(log_entries(spec)));
@@ -175,7 +207,8 @@ pub(super) fn run<T>(
         }));
     }
 
-    let watched = Watched { count: spec.vcpus, running: Arc::clone(&running), job };
+    let host = machine.host.as_ref();
+    let watched = Watched { count: spec.vcpus, running: Arc::clone(&running), job, threads: &handles, host };
     let (ended, times) = watch(job, &watched, limits, interrupt, progress);
     if let Some(host) = &machine.host
         && !matches!(ended, Ended::Hung { .. })

@@ -70,6 +70,8 @@ pub struct Vm {
     fd: VmFd,
     fds: Vec<VcpuFd>,
     memory: Arc<GuestMemory>,
+    cpl: Cpl,
+    entry: u64,
     shares_host_tsc: bool,
 }
 
@@ -130,7 +132,7 @@ impl Vm {
             shares_host_tsc &= cpu::share_host_tsc(&vcpu_fd);
             fds.push(vcpu_fd);
         }
-        let vm = Self { fd, fds, memory, shares_host_tsc };
+        let vm = Self { fd, fds, memory, cpl, entry, shares_host_tsc };
         vm.write_boot_data(cpl)?;
         Ok(vm)
     }
@@ -206,7 +208,7 @@ impl Vm {
             let immediate_exit = ImmediateExit::map(fd).map_err(host("mapping a vCPU"))?;
             slots.push(CachePadded::new(Slot::new(immediate_exit)));
         }
-        let shared = Arc::new(Shared::new(self.memory, slots));
+        let shared = Arc::new(Shared::new(self.memory, slots, (self.cpl, self.entry)));
         RunningVm::start(self.fd, shared, self.fds, handler)
     }
 }

@@ -11,6 +11,7 @@ use crossbeam_utils::CachePadded;
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
 use super::counters::ExitCounts;
+use super::cpu::Cpl;
 use super::dump::{Registers, VcpuDump};
 use super::error::VmError;
 use super::memory::GuestMemory;
@@ -36,7 +37,10 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) struct Shared {
     pub(super) memory: Arc<GuestMemory>,
     pub(super) slots: Vec<CachePadded<Slot>>,
+    /// Privilege level and entry point, for resets.
+    pub(super) start: (Cpl, u64),
     stop: AtomicBool,
+    pause: AtomicBool,
     progress: Mutex<Progress>,
     changed: Condvar,
 }
@@ -45,6 +49,8 @@ pub(super) struct Shared {
 struct Progress {
     /// Threads that ended.
     ended: usize,
+    /// Threads that rest in a pause.
+    resting: usize,
     /// When the stop was asked for.
     stop_asked: Option<Instant>,
     /// The first failure; later ones are its consequences.
@@ -52,8 +58,9 @@ struct Progress {
 }
 
 impl Shared {
-    pub(super) fn new(memory: Arc<GuestMemory>, slots: Vec<CachePadded<Slot>>) -> Self {
-        Self { memory, slots, stop: AtomicBool::new(false), progress: Mutex::new(Progress::default()), changed: Condvar::new() }
+    pub(super) fn new(memory: Arc<GuestMemory>, slots: Vec<CachePadded<Slot>>, start: (Cpl, u64)) -> Self {
+        let (stop, pause) = (AtomicBool::new(false), AtomicBool::new(false));
+        Self { memory, slots, start, stop, pause, progress: Mutex::new(Progress::default()), changed: Condvar::new() }
     }
 
     pub(super) fn stopping(&self) -> bool {
@@ -62,10 +69,58 @@ impl Shared {
     }
 
     pub(super) fn request_stop(&self) {
-        self.stop.store(true, Ordering::Release);
-        lock(&self.progress).stop_asked.get_or_insert_with(Instant::now);
+        {
+            // Under the lock, as in `resume`.
+            let mut progress = lock(&self.progress);
+            self.stop.store(true, Ordering::Release);
+            progress.stop_asked.get_or_insert_with(Instant::now);
+        }
         self.changed.notify_all();
         self.kick_all();
+    }
+
+    /// Whether vCPUs are to rest.
+    pub(super) fn pausing(&self) -> bool {
+        // Acquire: pairs with the Release in `pause`.
+        self.pause.load(Ordering::Acquire)
+    }
+
+    /// The calling vCPU thread, out of the guest, waits for the end of the pause, or a stop.
+    pub(super) fn rest(&self) {
+        let mut progress = lock(&self.progress);
+        progress.resting += 1;
+        self.changed.notify_all();
+        while self.pausing() && !self.stopping() {
+            progress = self.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+        }
+        progress.resting -= 1;
+    }
+
+    /// Gets all vCPUs to rest; false if they do not by the deadline.
+    fn pause(&self, deadline: Instant) -> bool {
+        self.pause.store(true, Ordering::Release);
+        let mut progress = lock(&self.progress);
+        while progress.ended + progress.resting < self.slots.len() {
+            // First and again, as for a stop.
+            drop(progress);
+            if Instant::now() >= deadline {
+                return false;
+            }
+            self.kick_all();
+            progress = lock(&self.progress);
+            if progress.ended + progress.resting < self.slots.len() {
+                progress = self.changed.wait_timeout(progress, KICK_AGAIN).unwrap_or_else(PoisonError::into_inner).0;
+            }
+        }
+        true
+    }
+
+    fn resume(&self) {
+        // Under the lock, or a thread that has just looked could miss the notification.
+        let progress = lock(&self.progress);
+        self.pause.store(false, Ordering::Release);
+        drop(progress);
+        self.changed.notify_all();
     }
 
     fn kick_all(&self) {
@@ -257,6 +312,25 @@ impl RunningVm {
     /// Asks all vCPUs to end and returns at once; see [`Stopper::stop`].
     pub fn stop(&self) {
         self.shared.request_stop();
+    }
+
+    /// Gets every vCPU out of the guest and keeps it out until [`resume`](Self::resume). Returns their registers (none for one
+    /// that KVM would not read): with the guest's memory, that is what a snapshot holds. `None` if one of them does not come
+    /// within [`STOP_LIMIT`], because the handler keeps it; the others rest all the same.
+    pub fn pause(&self) -> Option<Vec<Option<Registers>>> {
+        let rest = self.shared.pause(Instant::now() + STOP_LIMIT);
+        rest.then(|| self.shared.slots.iter().map(|slot| slot.registers()).collect())
+    }
+
+    /// Ends a pause.
+    pub fn resume(&self) {
+        self.shared.resume();
+    }
+
+    /// Sends a signal to the thread of a vCPU, with a value for the handler of that signal, as anybody in the process might.
+    /// Nothing happens for a vCPU that does not exist.
+    pub fn signal(&self, vcpu: usize, signal: crate::nap::Nap) {
+        self.threads.get(vcpu).into_iter().for_each(|thread| signal.send(thread));
     }
 
     /// Waits until all vCPUs ended; false when they have not after `timeout`, or are stuck in a stop.

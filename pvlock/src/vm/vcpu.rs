@@ -8,6 +8,7 @@ use pvlock_guest_image::boot::PANIC_TEXT;
 use pvlock_guest_image::{VcpuBlock, port};
 
 use super::counters::{ExitCounters, ExitKind};
+use super::cpu;
 use super::dump::{LastExit, Registers, VcpuState};
 use super::kick::{self, ImmediateExit};
 use super::layout;
@@ -23,6 +24,8 @@ pub enum Next {
     Finish,
     /// All vCPUs are done: the VM stops.
     Stop,
+    /// This vCPU is reset: it starts again as it first did, while memory stays as it is.
+    Reset,
     /// The handler does not know this exit: the VM ends with [`VcpuError::Unhandled`].
     Unhandled,
 }
@@ -87,6 +90,9 @@ pub enum VcpuError {
         /// As KVM reports it.
         exit: String,
     },
+    /// Its registers could not be set for a reset.
+    #[error(transparent)]
+    Reset(#[from] super::VmError),
     /// `KVM_RUN` itself failed.
     #[error("KVM_RUN failed: {source}")]
     Run {
@@ -167,6 +173,11 @@ impl Slot {
         self.kick();
     }
 
+    /// The registers of a vCPU that rests, or has ended.
+    pub(super) fn registers(&self) -> Option<Registers> {
+        lock(&self.answer).registers
+    }
+
     /// The registers asked for, or the last ones of an ended vCPU, or `None` after the deadline.
     pub(super) fn wait_registers(&self, deadline: std::time::Instant) -> Option<Registers> {
         let mut answer = lock(&self.answer);
@@ -238,6 +249,7 @@ impl Seen {
 enum After {
     Go,
     End(VcpuEnd),
+    Reset,
     StopAll,
     Fail(VcpuError),
     Panicked,
@@ -253,6 +265,11 @@ where
     loop {
         if shared.stopping() {
             return Ok(VcpuEnd::Stopped);
+        }
+        if shared.pausing() {
+            slot.publish(Registers::read(fd), None);
+            shared.rest();
+            continue;
         }
         // A plain load first: the swap is a locked instruction, and this loop is the hot path.
         // The swap's Acquire pairs with the Release in `ask_registers`.
@@ -275,6 +292,14 @@ where
         match after {
             After::Go => {}
             After::End(end) => return Ok(end),
+            After::Reset => {
+                // KVM has the rest of the exit's instruction still to do: it must not do that to the new life.
+                slot.immediate_exit.set();
+                let _ = fd.run();
+                slot.immediate_exit.clear();
+                let (cpl, entry) = shared.start;
+                cpu::set_up(fd, vcpu, cpl, entry)?;
+            }
             After::StopAll => {
                 shared.request_stop();
                 return Ok(VcpuEnd::Stopped);
@@ -316,6 +341,7 @@ where
                 Next::Resume => After::Go,
                 Next::Finish => After::End(VcpuEnd::Finished),
                 Next::Stop => After::StopAll,
+                Next::Reset => After::Reset,
                 Next::Unhandled => After::Fail(VcpuError::Unhandled { kind: seen.kind, place: seen.place, bytes: seen.bytes }),
             }
         }
