@@ -1,0 +1,462 @@
+//! One VM under attack: its engine, its guest, a driver that keeps the engine's contract, and what must hold after every event.
+
+use crate::counted::{self, Counted};
+use crate::ram::{Race, Ram, START};
+use arbitrary::Arbitrary;
+use pvlock_host::hypercalls::{Doorbell, Status};
+use pvlock_host::protocol::offset::{header, record};
+use pvlock_host::protocol::{
+    ABI_VERSION, HostFlags, LockId, MAGIC, PAGE_SIZE, RECORD_STRIDE, SlotIndex, VcpuId, WAIT_SLOTS, Wait, WaitState,
+};
+use pvlock_host::{
+    Config, Engine, Limits, Placement, Policy, Poller, Queue, Rate, RunStates, Scheduler, SleepKind, Statistics, Undercommit, Unpark,
+    Verdict, Waker, Window, Yields,
+};
+use std::cell::{Cell, RefCell};
+
+const MOST_VCPUS: usize = 8;
+
+/// What the host is told at construction.
+#[derive(Arbitrary, Clone, Debug)]
+pub(crate) struct Settings {
+    vcpus: u8,
+    queue: u8,
+    wake_ahead: u8,
+    deadline: u16,
+    exact: bool,
+    policy: u8,
+    look_ahead: u8,
+    chain: u8,
+    window: bool,
+    /// Exits until the guest is told that it has its CPUs for itself.
+    calm: Option<u8>,
+    /// Events per ms, and at once.
+    limits: [Option<(u8, u8)>; 3],
+    poller: bool,
+    /// Whether the guest begins with a region and everybody online.
+    registered: bool,
+    /// The driver's clock.
+    start: Option<u64>,
+}
+
+/// What a guest, its scheduler or its operator does. Numbers of vCPUs that ring are taken modulo the number there are.
+#[derive(Arbitrary, Clone, Debug)]
+pub(crate) enum Event {
+    Ring(u8, u32),
+    Halt { vcpu: u8, slot: u8, interrupts: bool },
+    Kick { vcpu: u8, target: u8 },
+    Spin(u8),
+    Register { vcpu: u8, page: u8 },
+    Online(u8, u8),
+    Offline(u8, u8),
+    Unregister(u8),
+    Header { version: Option<u64>, vcpus: u8, stride: Option<u16>, features: u8 },
+    Publish { vcpu: u8, slot: u8, lock: u8, ticket: i8, predecessor: u8, holder: u8, halting: bool },
+    Write(u16, u64),
+    Race { after: u8, at: u16, word: u64 },
+    Return(u8),
+    ScheduledIn(u8),
+    ScheduledOut(u8),
+    Idle(u8),
+    Interrupt(u8),
+    Reset(u8),
+    ResetVm,
+    Pause,
+    Resume,
+    Flags(u8),
+    PollerWakes,
+    Poll,
+    PollerSleeps,
+    Kicked(u8),
+    Advance(u32),
+    Scheduler(u32),
+}
+
+/// The driver's side of a vCPU.
+#[derive(Clone, Copy, Default)]
+struct Vcpu {
+    /// Its deadline, if it sleeps.
+    until: Option<u64>,
+    /// A wake that it has not seen yet.
+    token: bool,
+    /// What its scheduler has said last.
+    on_cpu: bool,
+}
+
+/// The driver as the engine sees it, on a scheduler whose answers make no sense together.
+struct Machine {
+    woken: RefCell<Vec<VcpuId>>,
+    seed: Cell<u32>,
+    asked: Cell<usize>,
+}
+
+impl Machine {
+    fn ask(&self) -> u32 {
+        assert_eq!(counted::held(), 0, "the scheduler is asked under a lock");
+        self.asked.set(self.asked.get() + 1);
+        self.seed.get()
+    }
+}
+
+impl Scheduler for Machine {
+    fn placement(&self, vcpu: VcpuId) -> Placement {
+        let placements = [Placement::Unknown, Placement::Preempted, Placement::Running, Placement::Sleeping];
+        placements[(self.ask() >> (vcpu.index() * 2)) as usize % 4]
+    }
+
+    fn backlog(&self, vcpu: VcpuId) -> Option<u32> {
+        (self.ask().rotate_right(vcpu.index() as u32 * 3) % 8).checked_sub(1)
+    }
+
+    fn yields(&self) -> Yields {
+        [Yields::None, Yields::Plain, Yields::Directed][self.ask() as usize % 3]
+    }
+}
+
+impl Waker for Machine {
+    fn wake(&self, vcpu: VcpuId) {
+        assert_eq!(counted::held(), 0, "a vCPU is woken under a lock");
+        self.woken.borrow_mut().push(vcpu);
+    }
+
+    fn scheduler(&self) -> &dyn Scheduler {
+        self
+    }
+}
+
+/// What a VM has got from its host, in order, and what was left in the end.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Outcome {
+    seen: Vec<(Option<Verdict>, Vec<VcpuId>)>,
+    statistics: Statistics,
+    ram: Vec<u64>,
+}
+
+/// A VM.
+pub(crate) struct Vm {
+    engine: Engine<Ram, Counted>,
+    ram: Ram,
+    machine: Machine,
+    now: u64,
+    vcpus: Vec<Vcpu>,
+    registered: bool,
+    paused: bool,
+    shut_down: bool,
+    returns: u64,
+    outcome: Outcome,
+}
+
+impl Settings {
+    fn config(&self) -> Config {
+        let rate = |limit: Option<(u8, u8)>| {
+            limit.map(|(per_ms, burst)| Rate { per_second: (u32::from(per_ms) + 1) * 1_000, burst: u32::from(burst) + 1 })
+        };
+        let [halts, kicks, pause_loops] = self.limits.map(rate);
+        let (name, ..) = Policy::NAMED[usize::from(self.policy) % Policy::NAMED.len()];
+        let policy = Policy {
+            look_ahead: self.look_ahead.into(),
+            chain: self.chain.into(),
+            window: self.window.then(Window::default),
+            undercommit: self.calm.map(|calm| Undercommit { tell: true, calm: calm.into(), quiet_ns: 1_000 }),
+            limits: Limits { halts, kicks, pause_loops, ..Limits::default() },
+            poller: self.poller.then(Poller::default),
+            ..Policy::named(name).expect("every name names a policy")
+        };
+        Config {
+            queue: [Queue::None, Queue::Holder, Queue::Previous][usize::from(self.queue) % 3],
+            wake_ahead: self.wake_ahead.into(),
+            deadline_ns: u64::from(self.deadline) + 1,
+            run_states: if self.exact { RunStates::Exact } else { RunStates::ParkedOnly },
+            policy,
+            ..Config::default()
+        }
+    }
+}
+
+fn bounded(id: u8) -> VcpuId {
+    VcpuId::new(id.into()).expect("far below the most there may be")
+}
+
+impl Vm {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let vcpus = usize::from(settings.vcpus) % MOST_VCPUS + 1;
+        let ram = Ram::new();
+        let mut vm = Self {
+            engine: Engine::new(settings.config(), vcpus, ram.clone()).expect("the configuration is sound"),
+            ram,
+            machine: Machine { woken: RefCell::default(), seed: Cell::new(0), asked: Cell::new(0) },
+            now: settings.start.unwrap_or(0),
+            vcpus: vec![Vcpu::default(); vcpus],
+            registered: false,
+            paused: false,
+            shut_down: false,
+            returns: 0,
+            outcome: Outcome::default(),
+        };
+        vm.step(&Event::Header { version: None, vcpus: vcpus as u8, stride: None, features: u8::MAX });
+        if settings.registered {
+            vm.step(&Event::Register { vcpu: 0, page: 0 });
+            assert!(vm.registered);
+            (0..vcpus as u8).for_each(|id| vm.step(&Event::Online(id, id)));
+        }
+        vm
+    }
+
+    fn exact(&self) -> bool {
+        self.engine.config().run_states == RunStates::Exact
+    }
+
+    fn stopped(&self) -> bool {
+        self.paused || self.shut_down
+    }
+
+    fn own(&self, id: u8) -> VcpuId {
+        VcpuId::new(usize::from(id) % self.vcpus.len()).expect("a vCPU of this VM")
+    }
+
+    /// The vCPU that is to do something, if it does not sleep. It runs then: its scheduler says so first.
+    fn running(&mut self, id: u8) -> Option<VcpuId> {
+        let vcpu = self.own(id);
+        let state = self.vcpus[vcpu.index()];
+        if state.until.is_some() {
+            return None;
+        }
+        if self.exact() && !state.on_cpu {
+            self.step(&Event::ScheduledIn(id));
+        }
+        Some(vcpu)
+    }
+
+    pub(crate) fn step(&mut self, event: &Event) {
+        match *event {
+            Event::Ring(id, word) => self.ring(id, word),
+            Event::Halt { vcpu, slot, interrupts } => {
+                let slot = SlotIndex::new(usize::from(slot) % WAIT_SLOTS).expect("bounded");
+                self.ring(vcpu, Doorbell::Halt { slot, interrupts }.encode());
+            }
+            Event::Kick { vcpu, target } => self.ring(vcpu, Doorbell::Kick(bounded(target)).encode()),
+            Event::Register { vcpu, page } => {
+                let low = (START / PAGE_SIZE as u64) as u32 + u32::from(page % 8);
+                self.ring(vcpu, Doorbell::Register { low }.encode());
+            }
+            Event::Online(vcpu, target) => self.ring(vcpu, Doorbell::Online(bounded(target)).encode()),
+            Event::Offline(vcpu, target) => self.ring(vcpu, Doorbell::Offline(bounded(target)).encode()),
+            Event::Unregister(vcpu) => self.ring(vcpu, Doorbell::Unregister.encode()),
+            Event::Spin(id) => {
+                if let Some(vcpu) = self.running(id) {
+                    let now = self.now;
+                    let verdict = self.event(false, |vm| vm.engine.pause_loop(vcpu, now, &vm.machine));
+                    self.after(Some((vcpu, verdict)));
+                }
+            }
+            Event::Header { version, vcpus, stride, features } => {
+                self.ram.write(header::MAGIC / 8, MAGIC);
+                self.ram.write(header::VERSION / 8, version.unwrap_or(u64::from(ABI_VERSION) | u64::from(vcpus) << 32));
+                self.ram.write(header::STRIDE / 8, stride.map_or(RECORD_STRIDE as u64, u64::from));
+                self.ram.write(header::FEATURES / 8, features.into());
+            }
+            Event::Publish { vcpu, slot, lock, ticket, predecessor, holder, halting } => {
+                let wait = LockId::new(lock.into()).map(|lock| Wait {
+                    lock,
+                    ticket: ticket as u32,
+                    state: if halting { WaitState::Halting } else { WaitState::Spinning },
+                    predecessor: VcpuId::decode(predecessor.into()),
+                    holder: VcpuId::decode(holder.into()),
+                });
+                let slot = SlotIndex::new(usize::from(slot) % WAIT_SLOTS).expect("bounded");
+                let record = (self.own(vcpu).index() + 1) * RECORD_STRIDE;
+                self.ram.write((record + record::slot_word(slot)) / 8, wait.map_or(0, |wait| wait.word()));
+                self.ram.write((record + record::slot_id(slot)) / 8, lock.into());
+            }
+            Event::Write(at, word) => self.ram.write(at.into(), word),
+            Event::Race { after, at, word } => self.ram.race(Race { after, at, word }),
+            Event::Return(id) => self.comes_back(self.own(id)),
+            Event::ScheduledIn(id) => {
+                let vcpu = self.own(id);
+                if self.exact() && self.vcpus[vcpu.index()].until.is_none() {
+                    self.vcpus[vcpu.index()].on_cpu = true;
+                    self.outside(|vm| vm.engine.scheduled_in(vcpu, &vm.machine));
+                }
+            }
+            Event::ScheduledOut(id) | Event::Idle(id) => {
+                let vcpu = self.own(id);
+                if self.exact() {
+                    let idle = matches!(event, Event::Idle(_));
+                    self.vcpus[vcpu.index()].on_cpu = false;
+                    self.outside(|vm| if idle { vm.engine.idle(vcpu) } else { vm.engine.scheduled_out(vcpu) });
+                }
+            }
+            Event::Interrupt(id) => {
+                let vcpu = self.own(id);
+                self.outside(|vm| vm.engine.interrupt(vcpu, &vm.machine));
+            }
+            Event::Reset(id) => {
+                let vcpu = self.own(id);
+                self.outside(|vm| vm.engine.reset(vcpu, &vm.machine));
+            }
+            Event::ResetVm => {
+                self.registered = false;
+                self.outside(|vm| vm.engine.reset_vm(&vm.machine));
+            }
+            Event::Pause => {
+                self.paused = true;
+                self.outside(|vm| vm.engine.pause(&vm.machine));
+            }
+            Event::Resume => {
+                self.paused = false;
+                self.outside(|vm| vm.engine.resume());
+            }
+            Event::Flags(flags) => self.outside(|vm| vm.engine.set_flags(HostFlags::from_bits(flags.into()), &vm.machine)),
+            Event::PollerWakes => self.outside(|vm| _ = vm.engine.poller_wakes()),
+            Event::Poll => self.outside(|vm| _ = vm.engine.poll(&vm.machine)),
+            Event::PollerSleeps => self.outside(|vm| vm.engine.poller_sleeps(&vm.machine)),
+            Event::Kicked(target) => {
+                self.outside(|vm| vm.engine.kicked(bounded(target), &vm.machine));
+                self.arrived(bounded(target));
+            }
+            Event::Advance(ns) => self.now = self.now.saturating_add(ns.into()),
+            Event::Scheduler(seed) => self.machine.seed.set(seed),
+        }
+    }
+
+    /// `vcpu` rings any word.
+    fn ring(&mut self, id: u8, word: u32) {
+        let Some(vcpu) = self.running(id) else { return };
+        let doorbell = Doorbell::decode(word);
+        let registers = matches!(doorbell, Some(Doorbell::Register { .. }));
+        let now = self.now;
+        let verdict = self.event(registers, |vm| vm.engine.doorbell(vcpu, word, now, &vm.machine));
+        match doorbell {
+            Some(Doorbell::Register { .. }) => self.registered |= Status::decode(self.engine.answer(vcpu)) == Status::Ok,
+            // Whatever it is answered.
+            Some(Doorbell::Unregister) => self.registered = false,
+            _ => {}
+        }
+        self.after(Some((vcpu, verdict)));
+        if let Some(Doorbell::Kick(target)) = doorbell {
+            self.arrived(target);
+        }
+    }
+
+    /// The thread of `vcpu` leaves its sleep, if it sleeps, for whatever reason there is.
+    fn comes_back(&mut self, vcpu: VcpuId) {
+        let Vcpu { until: Some(until), token, .. } = self.vcpus[vcpu.index()] else { return };
+        let how = match token {
+            true => Unpark::Woken,
+            false if self.now >= until => Unpark::Deadline,
+            false => Unpark::Signal,
+        };
+        self.vcpus[vcpu.index()] = Vcpu { on_cpu: true, ..Vcpu::default() };
+        self.returns += 1;
+        let now = self.now;
+        self.outside(|vm| vm.engine.unparked(vcpu, how, now, &vm.machine));
+    }
+
+    // ---- what must hold ------------------------------------------------------------------------------------------------
+
+    fn outside(&mut self, happens: impl FnOnce(&Self)) {
+        self.event(false, happens);
+        self.after(None);
+    }
+
+    /// One event of the engine's. Its work is bounded by the number of vCPUs.
+    fn event<T>(&mut self, registers: bool, happens: impl FnOnce(&Self) -> T) -> T {
+        self.ram.begin(registers);
+        self.machine.asked.set(0);
+        counted::taken();
+        let result = happens(self);
+        let (vcpus, ahead) = (self.vcpus.len(), self.engine.config().policy.look_ahead as usize);
+        let (accesses, locks, asked) = (self.ram.accesses(), counted::taken(), self.machine.asked.get());
+        assert!(accesses <= 32 + 6 * vcpus + 12 * ahead, "{accesses} accesses to guest memory");
+        // While one is held, a list is walked at most, which has at most as many links.
+        assert!(locks <= 8 + 10 * vcpus, "{locks} locks taken");
+        assert!(asked <= 12 + 2 * vcpus + 4 * ahead, "the scheduler was asked {asked} times");
+        result
+    }
+
+    /// After an event; what the vCPU is told whose it was.
+    fn after(&mut self, verdict: Option<(VcpuId, Verdict)>) {
+        if !self.registered {
+            self.ram.forget_region();
+        }
+        if let Some((vcpu, verdict)) = verdict {
+            self.carry_out(vcpu, verdict);
+        }
+        let woken = self.machine.woken.take();
+        for (n, &vcpu) in woken.iter().enumerate() {
+            assert!(!woken[..n].contains(&vcpu), "{vcpu:?} is woken twice by one event");
+            let state = &mut self.vcpus[vcpu.index()];
+            assert!(state.until.is_some(), "{vcpu:?} is woken and did not sleep");
+            state.token = true;
+        }
+        self.outcome.seen.push((verdict.map(|(_, verdict)| verdict), woken));
+        self.check_sleepers();
+    }
+
+    fn carry_out(&mut self, vcpu: VcpuId, verdict: Verdict) {
+        let park = match verdict {
+            Verdict::Park(park) => park,
+            Verdict::YieldTo(target, _) => {
+                assert!(target != vcpu && target.index() < self.vcpus.len(), "{vcpu:?} yields to {target:?}");
+                return;
+            }
+            Verdict::Resume(_) | Verdict::Yield(_) => return,
+        };
+        assert!(!self.stopped(), "{vcpu:?} parks in a VM that is paused");
+        let config = self.engine.config();
+        let longest = config.deadline_ns.max(config.policy.limits.longest_ns);
+        assert!(park.until >= self.now && park.until <= self.now.saturating_add(longest), "{park:?} at {}", self.now);
+        let sleeper = self.engine.dump(self.now).find(|sleeper| sleeper.vcpu == vcpu).expect("who is told to park sleeps");
+        assert_eq!(sleeper.queue, park.on, "{vcpu:?} is told that it is on another queue");
+        self.vcpus[vcpu.index()] = Vcpu { until: Some(park.until), ..Vcpu::default() };
+    }
+
+    fn check_sleepers(&self) {
+        let queues = self.engine.check_queues().expect("the queues are sound");
+        let sleepers: Vec<_> = self.engine.dump(self.now).collect();
+        let asleep = self.vcpus.iter().zip(0..).filter(|(vcpu, _)| vcpu.until.is_some()).map(|(_, id)| bounded(id));
+        assert!(asleep.eq(sleepers.iter().map(|sleeper| sleeper.vcpu)), "driver and engine differ on who sleeps");
+        let owner = |vcpu: VcpuId| sleepers.iter().find(|sleeper| sleeper.vcpu == vcpu).and_then(|sleeper| sleeper.queue);
+        for sleeper in &sleepers {
+            let on: Vec<_> = (0..).zip(&queues).filter(|(_, queue)| queue.contains(&sleeper.vcpu)).map(|(id, _)| bounded(id)).collect();
+            assert_eq!(on, Vec::from_iter(sleeper.queue), "{sleeper} is on other queues");
+            let mut at = Some(sleeper.vcpu);
+            (0..=self.vcpus.len()).for_each(|_| at = at.and_then(owner));
+            assert_eq!(at, None, "{sleeper}: in a circle");
+            if sleeper.woken {
+                assert!(self.vcpus[sleeper.vcpu.index()].token, "{sleeper}: nobody has told the driver");
+                continue;
+            }
+            assert!(!self.stopped(), "{sleeper}: in a VM that is paused");
+            assert!(self.registered || sleeper.kind == SleepKind::Limited, "{sleeper}: without a region");
+            if sleeper.kind == SleepKind::Spun {
+                let owner = sleeper.queue.expect("nobody else will wake it");
+                let state = self.vcpus[owner.index()];
+                assert!(!state.on_cpu && (self.exact() || state.until.is_some()), "{sleeper}: which runs");
+            }
+        }
+        assert_eq!(queues.iter().flatten().count(), sleepers.iter().filter(|sleeper| sleeper.queue.is_some()).count());
+    }
+
+    /// Somebody has kicked `target`.
+    fn arrived(&self, target: VcpuId) {
+        let mut sleepers = self.engine.dump(self.now);
+        if let Some(sleeper) = sleepers.find(|sleeper| sleeper.vcpu == target && sleeper.kind != SleepKind::Limited) {
+            assert!(sleeper.woken, "{sleeper}: was kicked");
+        }
+    }
+
+    /// Whatever its guest has done, it can be shut down, and everybody comes back.
+    pub(crate) fn finish(mut self) -> Outcome {
+        self.shut_down = true;
+        self.outside(|vm| vm.engine.shut_down(&vm.machine));
+        (0..self.vcpus.len()).for_each(|id| self.comes_back(bounded(id as u8)));
+        assert_eq!(self.engine.dump(self.now).count(), 0);
+        assert_eq!(self.engine.check_queues().expect("the queues are sound").concat(), []);
+        let statistics = self.engine.statistics();
+        let Statistics { kicked, interrupted, woken, throttled, forced, spurious, .. } = statistics;
+        assert_eq!(kicked + interrupted + woken + throttled + forced + spurious, self.returns, "each sleep ends for one reason");
+        assert_eq!(statistics.parks, self.returns, "each sleep ends");
+        Outcome { statistics, ram: self.ram.words(), ..self.outcome }
+    }
+}
