@@ -6,7 +6,7 @@ use arbitrary::Arbitrary;
 use pvlock_host::hypercalls::{Doorbell, Status};
 use pvlock_host::protocol::offset::{header, record};
 use pvlock_host::protocol::{
-    ABI_VERSION, HostFlags, LockId, MAGIC, PAGE_SIZE, RECORD_STRIDE, SlotIndex, VcpuId, WAIT_SLOTS, Wait, WaitState,
+    ABI_VERSION, HostFlags, LockId, MAGIC, PAGE_SIZE, RECORD_STRIDE, SlotIndex, VcpuId, WAIT_SLOTS, Wait, WaitState, region_size,
 };
 use pvlock_host::{
     Config, Engine, Limits, Placement, Policy, Poller, Queue, Rate, RunStates, Scheduler, SleepKind, Statistics, Undercommit, Unpark,
@@ -31,7 +31,7 @@ pub(crate) struct Settings {
     /// Exits until the guest is told that it has its CPUs for itself.
     calm: Option<u8>,
     /// Events per ms, and at once.
-    limits: [Option<(u8, u8)>; 3],
+    limits: Option<[Option<(u8, u8)>; 3]>,
     poller: bool,
     /// Whether the guest begins with a region and everybody online.
     registered: bool,
@@ -39,37 +39,73 @@ pub(crate) struct Settings {
     start: Option<u64>,
 }
 
-/// What a guest, its scheduler or its operator does. Numbers of vCPUs that ring are taken modulo the number there are.
+/// What happens to a VM. What is frequent stands here, what is rare or ends everything further down, as each choice of an `enum`
+/// is as likely as the others. Numbers of vCPUs, slots and the like are taken modulo how many there are, or a few more.
 #[derive(Arbitrary, Clone, Debug)]
 pub(crate) enum Event {
-    Ring(u8, u32),
     Halt { vcpu: u8, slot: u8, interrupts: bool },
     Kick { vcpu: u8, target: u8 },
     Spin(u8),
-    Register { vcpu: u8, page: u8 },
-    Online(u8, u8),
-    Offline(u8, u8),
-    Unregister(u8),
-    Header { version: Option<u64>, vcpus: u8, stride: Option<u16>, features: u8 },
-    Publish { vcpu: u8, slot: u8, lock: u8, ticket: i8, predecessor: u8, holder: u8, halting: bool },
-    Write(u16, u64),
-    Race { after: u8, at: u16, word: u64 },
+    /// The thread of this vCPU leaves its sleep.
     Return(u8),
-    ScheduledIn(u8),
-    ScheduledOut(u8),
+    /// This vCPU says what it waits for.
+    Publish { vcpu: u8, slot: u8, lock: u8, ticket: i8, predecessor: u8, holder: u8, halting: bool },
+    Scheduler(Scheduling),
+    Memory(Write),
+    Host(Host),
+    Setup(Setup),
+}
+
+#[derive(Arbitrary, Clone, Debug)]
+pub(crate) enum Scheduling {
+    In(u8),
+    Out(u8),
     Idle(u8),
+    /// What the scheduler says when it is asked.
+    Says(u32),
+    /// Time passes, in ns.
+    Advance(u16),
+}
+
+#[derive(Arbitrary, Clone, Debug)]
+pub(crate) enum Write {
+    Region { at: u16, word: u64 },
+    Anywhere { at: u16, word: u64 },
+    /// The word is written during the next event, after so many loads of the host's.
+    Race { after: u8, at: u16, word: u64 },
+    Header { version: Option<u64>, vcpus: u8, stride: Option<u16>, features: u8 },
+}
+
+#[derive(Arbitrary, Clone, Debug)]
+pub(crate) enum Host {
     Interrupt(u8),
-    Reset(u8),
-    ResetVm,
-    Pause,
-    Resume,
+    Kicked(u8),
     Flags(u8),
     PollerWakes,
     Poll,
     PollerSleeps,
-    Kicked(u8),
-    Advance(u32),
-    Scheduler(u32),
+    End(End),
+}
+
+/// What ends sleeps, lives or registrations.
+#[derive(Arbitrary, Clone, Debug)]
+pub(crate) enum End {
+    Offline(u8, u8),
+    Reset(u8),
+    Pause,
+    Unregister(u8),
+    ResetVm,
+}
+
+#[derive(Arbitrary, Clone, Debug)]
+pub(crate) enum Setup {
+    /// Any word.
+    Ring(u8, u32),
+    Online(u8, u8),
+    Register { vcpu: u8, page: u8 },
+    /// A sound header, a region, everybody online.
+    Boot(u8),
+    Resume,
 }
 
 /// The driver's side of a vCPU.
@@ -151,11 +187,11 @@ impl Settings {
         let rate = |limit: Option<(u8, u8)>| {
             limit.map(|(per_ms, burst)| Rate { per_second: (u32::from(per_ms) + 1) * 1_000, burst: u32::from(burst) + 1 })
         };
-        let [halts, kicks, pause_loops] = self.limits.map(rate);
+        let [halts, kicks, pause_loops] = self.limits.unwrap_or_default().map(rate);
         let (name, ..) = Policy::NAMED[usize::from(self.policy) % Policy::NAMED.len()];
         let policy = Policy {
-            look_ahead: self.look_ahead.into(),
-            chain: self.chain.into(),
+            look_ahead: u32::from(self.look_ahead) % 6,
+            chain: u32::from(self.chain) % 6,
             window: self.window.then(Window::default),
             undercommit: self.calm.map(|calm| Undercommit { tell: true, calm: calm.into(), quiet_ns: 1_000 }),
             limits: Limits { halts, kicks, pause_loops, ..Limits::default() },
@@ -164,7 +200,7 @@ impl Settings {
         };
         Config {
             queue: [Queue::None, Queue::Holder, Queue::Previous][usize::from(self.queue) % 3],
-            wake_ahead: self.wake_ahead.into(),
+            wake_ahead: u32::from(self.wake_ahead) % 4,
             deadline_ns: u64::from(self.deadline) + 1,
             run_states: if self.exact { RunStates::Exact } else { RunStates::ParkedOnly },
             policy,
@@ -175,6 +211,15 @@ impl Settings {
 
 fn bounded(id: u8) -> VcpuId {
     VcpuId::new(id.into()).expect("far below the most there may be")
+}
+
+fn level(slot: u8) -> SlotIndex {
+    SlotIndex::new(usize::from(slot) % WAIT_SLOTS).expect("bounded")
+}
+
+/// At this page of RAM, or behind it.
+fn register(page: u8) -> Doorbell {
+    Doorbell::Register { low: (START / PAGE_SIZE as u64) as u32 + u32::from(page % 8) }
 }
 
 impl Vm {
@@ -193,11 +238,9 @@ impl Vm {
             returns: 0,
             outcome: Outcome::default(),
         };
-        vm.step(&Event::Header { version: None, vcpus: vcpus as u8, stride: None, features: u8::MAX });
         if settings.registered {
-            vm.step(&Event::Register { vcpu: 0, page: 0 });
+            vm.boot(0);
             assert!(vm.registered);
-            (0..vcpus as u8).for_each(|id| vm.step(&Event::Online(id, id)));
         }
         vm
     }
@@ -214,6 +257,15 @@ impl Vm {
         VcpuId::new(usize::from(id) % self.vcpus.len()).expect("a vCPU of this VM")
     }
 
+    /// One of this VM's, or hardly beyond.
+    fn named(&self, id: u8) -> VcpuId {
+        bounded(id % (self.vcpus.len() as u8 + 1))
+    }
+
+    fn hint(&self, id: u8) -> Option<VcpuId> {
+        VcpuId::decode(u64::from(id) % (self.vcpus.len() as u64 + 2))
+    }
+
     /// The vCPU that is to do something, if it does not sleep. It runs then: its scheduler says so first.
     fn running(&mut self, id: u8) -> Option<VcpuId> {
         let vcpu = self.own(id);
@@ -222,26 +274,15 @@ impl Vm {
             return None;
         }
         if self.exact() && !state.on_cpu {
-            self.step(&Event::ScheduledIn(id));
+            self.scheduling(&Scheduling::In(id));
         }
         Some(vcpu)
     }
 
     pub(crate) fn step(&mut self, event: &Event) {
         match *event {
-            Event::Ring(id, word) => self.ring(id, word),
-            Event::Halt { vcpu, slot, interrupts } => {
-                let slot = SlotIndex::new(usize::from(slot) % WAIT_SLOTS).expect("bounded");
-                self.ring(vcpu, Doorbell::Halt { slot, interrupts }.encode());
-            }
-            Event::Kick { vcpu, target } => self.ring(vcpu, Doorbell::Kick(bounded(target)).encode()),
-            Event::Register { vcpu, page } => {
-                let low = (START / PAGE_SIZE as u64) as u32 + u32::from(page % 8);
-                self.ring(vcpu, Doorbell::Register { low }.encode());
-            }
-            Event::Online(vcpu, target) => self.ring(vcpu, Doorbell::Online(bounded(target)).encode()),
-            Event::Offline(vcpu, target) => self.ring(vcpu, Doorbell::Offline(bounded(target)).encode()),
-            Event::Unregister(vcpu) => self.ring(vcpu, Doorbell::Unregister.encode()),
+            Event::Halt { vcpu, slot, interrupts } => self.ring(vcpu, Doorbell::Halt { slot: level(slot), interrupts }),
+            Event::Kick { vcpu, target } => self.ring(vcpu, Doorbell::Kick(self.named(target))),
             Event::Spin(id) => {
                 if let Some(vcpu) = self.running(id) {
                     let now = self.now;
@@ -249,78 +290,116 @@ impl Vm {
                     self.after(Some((vcpu, verdict)));
                 }
             }
-            Event::Header { version, vcpus, stride, features } => {
-                self.ram.write(header::MAGIC / 8, MAGIC);
-                self.ram.write(header::VERSION / 8, version.unwrap_or(u64::from(ABI_VERSION) | u64::from(vcpus) << 32));
-                self.ram.write(header::STRIDE / 8, stride.map_or(RECORD_STRIDE as u64, u64::from));
-                self.ram.write(header::FEATURES / 8, features.into());
-            }
-            Event::Publish { vcpu, slot, lock, ticket, predecessor, holder, halting } => {
-                let wait = LockId::new(lock.into()).map(|lock| Wait {
-                    lock,
-                    ticket: ticket as u32,
-                    state: if halting { WaitState::Halting } else { WaitState::Spinning },
-                    predecessor: VcpuId::decode(predecessor.into()),
-                    holder: VcpuId::decode(holder.into()),
-                });
-                let slot = SlotIndex::new(usize::from(slot) % WAIT_SLOTS).expect("bounded");
-                let record = (self.own(vcpu).index() + 1) * RECORD_STRIDE;
-                self.ram.write((record + record::slot_word(slot)) / 8, wait.map_or(0, |wait| wait.word()));
-                self.ram.write((record + record::slot_id(slot)) / 8, lock.into());
-            }
-            Event::Write(at, word) => self.ram.write(at.into(), word),
-            Event::Race { after, at, word } => self.ram.race(Race { after, at, word }),
             Event::Return(id) => self.comes_back(self.own(id)),
-            Event::ScheduledIn(id) => {
+            Event::Publish { vcpu, slot, lock, ticket, predecessor, holder, halting } => {
+                let wait = LockId::new((lock % 4).into()).map(|lock| Wait {
+                    lock,
+                    ticket: (ticket % 8) as u32,
+                    state: if halting { WaitState::Halting } else { WaitState::Spinning },
+                    predecessor: self.hint(predecessor),
+                    holder: self.hint(holder),
+                });
+                let record = (self.own(vcpu).index() + 1) * RECORD_STRIDE;
+                self.ram.write((record + record::slot_word(level(slot))) / 8, wait.map_or(0, |wait| wait.word()));
+                self.ram.write((record + record::slot_id(level(slot))) / 8, wait.map_or(0, |wait| wait.lock.get()));
+            }
+            Event::Scheduler(ref event) => self.scheduling(event),
+            Event::Memory(ref write) => self.memory(write),
+            Event::Host(ref event) => self.host(event),
+            Event::Setup(Setup::Ring(id, word)) => self.ring_word(id, word),
+            Event::Setup(Setup::Online(id, target)) => self.ring(id, Doorbell::Online(self.named(target))),
+            Event::Setup(Setup::Register { vcpu, page }) => self.ring(vcpu, register(page)),
+            Event::Setup(Setup::Boot(id)) => self.boot(id),
+            Event::Setup(Setup::Resume) => {
+                self.paused = false;
+                self.outside(|vm| vm.engine.resume());
+            }
+        }
+    }
+
+    fn scheduling(&mut self, event: &Scheduling) {
+        match *event {
+            Scheduling::In(id) => {
                 let vcpu = self.own(id);
                 if self.exact() && self.vcpus[vcpu.index()].until.is_none() {
                     self.vcpus[vcpu.index()].on_cpu = true;
                     self.outside(|vm| vm.engine.scheduled_in(vcpu, &vm.machine));
                 }
             }
-            Event::ScheduledOut(id) | Event::Idle(id) => {
+            Scheduling::Out(id) | Scheduling::Idle(id) => {
                 let vcpu = self.own(id);
                 if self.exact() {
-                    let idle = matches!(event, Event::Idle(_));
+                    let idle = matches!(event, Scheduling::Idle(_));
                     self.vcpus[vcpu.index()].on_cpu = false;
                     self.outside(|vm| if idle { vm.engine.idle(vcpu) } else { vm.engine.scheduled_out(vcpu) });
                 }
             }
-            Event::Interrupt(id) => {
-                let vcpu = self.own(id);
-                self.outside(|vm| vm.engine.interrupt(vcpu, &vm.machine));
-            }
-            Event::Reset(id) => {
-                let vcpu = self.own(id);
-                self.outside(|vm| vm.engine.reset(vcpu, &vm.machine));
-            }
-            Event::ResetVm => {
-                self.registered = false;
-                self.outside(|vm| vm.engine.reset_vm(&vm.machine));
-            }
-            Event::Pause => {
-                self.paused = true;
-                self.outside(|vm| vm.engine.pause(&vm.machine));
-            }
-            Event::Resume => {
-                self.paused = false;
-                self.outside(|vm| vm.engine.resume());
-            }
-            Event::Flags(flags) => self.outside(|vm| vm.engine.set_flags(HostFlags::from_bits(flags.into()), &vm.machine)),
-            Event::PollerWakes => self.outside(|vm| _ = vm.engine.poller_wakes()),
-            Event::Poll => self.outside(|vm| _ = vm.engine.poll(&vm.machine)),
-            Event::PollerSleeps => self.outside(|vm| vm.engine.poller_sleeps(&vm.machine)),
-            Event::Kicked(target) => {
-                self.outside(|vm| vm.engine.kicked(bounded(target), &vm.machine));
-                self.arrived(bounded(target));
-            }
-            Event::Advance(ns) => self.now = self.now.saturating_add(ns.into()),
-            Event::Scheduler(seed) => self.machine.seed.set(seed),
+            Scheduling::Says(seed) => self.machine.seed.set(seed),
+            Scheduling::Advance(ns) => self.now = self.now.saturating_add(ns.into()),
         }
     }
 
-    /// `vcpu` rings any word.
-    fn ring(&mut self, id: u8, word: u32) {
+    fn memory(&mut self, write: &Write) {
+        match *write {
+            Write::Region { at, word } => {
+                let words = region_size(self.vcpus.len(), RECORD_STRIDE) / 8;
+                self.ram.write(usize::from(at) % words, word);
+            }
+            Write::Anywhere { at, word } => self.ram.write(at.into(), word),
+            Write::Race { after, at, word } => self.ram.race(Race { after: after % 16, at, word }),
+            Write::Header { version, vcpus, stride, features } => {
+                self.ram.write(header::MAGIC / 8, MAGIC);
+                self.ram.write(header::VERSION / 8, version.unwrap_or(u64::from(ABI_VERSION) | u64::from(vcpus) << 32));
+                self.ram.write(header::STRIDE / 8, stride.map_or(RECORD_STRIDE as u64, u64::from));
+                self.ram.write(header::FEATURES / 8, features.into());
+            }
+        }
+    }
+
+    fn host(&mut self, event: &Host) {
+        match *event {
+            Host::Interrupt(id) => {
+                let vcpu = self.own(id);
+                self.outside(|vm| vm.engine.interrupt(vcpu, &vm.machine));
+            }
+            Host::Kicked(id) => {
+                let target = self.named(id);
+                self.outside(|vm| vm.engine.kicked(target, &vm.machine));
+                self.arrived(target);
+            }
+            Host::Flags(flags) => self.outside(|vm| vm.engine.set_flags(HostFlags::from_bits(flags.into()), &vm.machine)),
+            Host::PollerWakes => self.outside(|vm| _ = vm.engine.poller_wakes()),
+            Host::Poll => self.outside(|vm| _ = vm.engine.poll(&vm.machine)),
+            Host::PollerSleeps => self.outside(|vm| vm.engine.poller_sleeps(&vm.machine)),
+            Host::End(End::Offline(id, target)) => self.ring(id, Doorbell::Offline(self.named(target))),
+            Host::End(End::Reset(id)) => {
+                let vcpu = self.own(id);
+                self.outside(|vm| vm.engine.reset(vcpu, &vm.machine));
+            }
+            Host::End(End::Pause) => {
+                self.paused = true;
+                self.outside(|vm| vm.engine.pause(&vm.machine));
+            }
+            Host::End(End::Unregister(id)) => self.ring(id, Doorbell::Unregister),
+            Host::End(End::ResetVm) => {
+                self.registered = false;
+                self.outside(|vm| vm.engine.reset_vm(&vm.machine));
+            }
+        }
+    }
+
+    fn boot(&mut self, id: u8) {
+        let vcpus = self.vcpus.len() as u8;
+        self.memory(&Write::Header { version: None, vcpus, stride: None, features: u8::MAX });
+        self.ring(id, register(0));
+        (0..vcpus).for_each(|target| self.ring(id, Doorbell::Online(bounded(target))));
+    }
+
+    fn ring(&mut self, id: u8, doorbell: Doorbell) {
+        self.ring_word(id, doorbell.encode());
+    }
+
+    fn ring_word(&mut self, id: u8, word: u32) {
         let Some(vcpu) = self.running(id) else { return };
         let doorbell = Doorbell::decode(word);
         let registers = matches!(doorbell, Some(Doorbell::Register { .. }));
