@@ -5,9 +5,9 @@ pvlock_shuttle_tests::models_only_under_shuttle!();
 #[cfg(pvlock_shuttle)]
 mod models {
     use pvlock_guest::mutation::Mutation as GuestMutation;
-    use pvlock_guest::{PreemptableTicketLock, TicketLock};
+    use pvlock_guest::{Platform, PreemptableTicketLock, TicketLock};
     use pvlock_host::mutation::Mutation as HostMutation;
-    use pvlock_host::protocol::HostFlags;
+    use pvlock_host::protocol::{HostFlags, SlotIndex};
     use pvlock_host::{Config, Policy, Queue};
     use pvlock_shuttle_tests::{Model, OnVm, Vm, Work, choose};
     use std::sync::Arc;
@@ -38,9 +38,9 @@ mod models {
 
     fn nothing(_: &Vm) {}
 
-    const FOUR: Model = Model { name: "4 vCPUs", schedules: 1_000 };
-    const EIGHT: Model = Model { name: "8 vCPUs", schedules: 250 };
-    const SIXTEEN: Model = Model { name: "16 vCPUs", schedules: 60 };
+    const FOUR: Model = Model { name: "4 vCPUs", schedules: 3_000 };
+    const EIGHT: Model = Model { name: "8 vCPUs", schedules: 1_000 };
+    const SIXTEEN: Model = Model { name: "16 vCPUs", schedules: 300 };
 
     #[test]
     fn ticket_lock_with_4_8_and_16_vcpus() {
@@ -87,6 +87,23 @@ mod models {
         EIGHT.holds(|| preemptable::<8>(config(Queue::Previous, 1), 2, meddle));
     }
 
+    /// Everybody halts, and nobody kicks: the host ends it.
+    fn halts<const N: usize>() {
+        let halt = |_| (0..3).for_each(|slot| OnVm::halt(SlotIndex::new(slot).expect("a slot"), false));
+        let end = |vm: &Vm| match choose(3) {
+            0 => vm.engine().pause(vm),
+            1 => vm.engine().shut_down(vm),
+            _ => vm.engine().reset_vm(vm),
+        };
+        Vm::run::<N>(config(Queue::Previous, 1), halt, end);
+    }
+
+    #[test]
+    fn row_35_pause_shutdown_and_reset_end_every_sleep() {
+        FOUR.holds(halts::<4>);
+        SIXTEEN.holds(halts::<16>);
+    }
+
     fn parking(name: &str) -> Config {
         Config { policy: Policy::named(name).expect("a policy"), ..config(Queue::Previous, 1) }
     }
@@ -101,6 +118,9 @@ mod models {
         SIXTEEN.holds(|| ticket::<16>(parking("park-on-previous"), 2, nothing));
     }
 
+    // All of them fail within the first few dozen schedules. Those that weaken an ordering, or need two preemptions in a row
+    // between neighbouring steps, are loom's.
+
     #[test]
     fn mutations_of_the_ticket_lock() {
         for mutation in [
@@ -109,7 +129,6 @@ mod models {
             GuestMutation::NextNotNoted,
             GuestMutation::EveryHalterNotes,
             GuestMutation::NoSuccessorLookup,
-            GuestMutation::AnnounceBeforeState,
             GuestMutation::NoKick,
         ] {
             println!("{mutation:?}");
@@ -123,13 +142,14 @@ mod models {
             println!("{mutation:?}");
             mutation.with(|| FOUR.fails("deadlock", || preemptable::<4>(config(Queue::Previous, 0), 3, nothing)));
         }
-        GuestMutation::QueuedBypasses.with(|| FOUR.fails("served out of turn", || preemptable::<4>(config(Queue::Previous, 0), 3, nothing)));
+        GuestMutation::QueuedBypasses
+            .with(|| FOUR.fails("served out of turn", || preemptable::<4>(config(Queue::Previous, 0), 3, nothing)));
     }
 
     #[test]
     fn mutations_of_the_engine() {
         HostMutation::VcpuWordByStore.with(|| FOUR.fails("deadlock", || ticket::<4>(config(Queue::Previous, 0), 3, nothing)));
         HostMutation::VcpuWordByStore.with(|| FOUR.fails("deadlock", || preemptable::<4>(config(Queue::Previous, 0), 3, nothing)));
-        HostMutation::HandOverViaNone.with(|| FOUR.fails("left on a queue", || ticket::<4>(config(Queue::Holder, 1), 3, meddle)));
+        HostMutation::StoppedCheckedFirst.with(|| FOUR.fails("deadlock", halts::<4>));
     }
 }

@@ -23,6 +23,7 @@
 #![doc = include_str!("../budget.md")]
 
 mod children;
+mod fuzz;
 mod libtest;
 mod run;
 mod steps;
@@ -53,11 +54,21 @@ enum Command {
         #[arg(value_name = "STEP", value_parser = steps::NAMES)]
         only: Vec<String>,
     },
+    /// Fuzz the host's side with cargo-fuzz.
+    Fuzz {
+        /// Targets, one after the other; all of them if none is named.
+        #[arg(value_name = "TARGET", value_parser = fuzz::TARGETS)]
+        only: Vec<String>,
+        /// How long each of them is fuzzed.
+        #[arg(long, default_value_t = 20)]
+        minutes: u64,
+    },
 }
 
 fn main() -> ExitCode {
     let result = children::end_on_signals().and_then(|()| match Cli::parse().command {
         Command::Test { only } => test(&only),
+        Command::Fuzz { only, minutes } => fuzz::run(&Workspace::find()?, &only, minutes),
     });
     result.unwrap_or_else(|error| {
         eprintln!("error: {error}");

@@ -18,7 +18,7 @@ pub(crate) struct Step {
 }
 
 /// The steps, in order.
-pub(crate) const NAMES: [&str; 8] = ["format", "clippy", "docs", "no-std", "features", "tests", "loom", "end-to-end"];
+pub(crate) const NAMES: [&str; 9] = ["format", "clippy", "docs", "no-std", "features", "tests", "loom", "shuttle", "end-to-end"];
 
 /// All steps, in the order of [`NAMES`].
 pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
@@ -31,6 +31,7 @@ pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
             "features" => (6, false, features(workspace)),
             "tests" => (15, true, tests(workspace)),
             "loom" => (15, true, loom(workspace)),
+            "shuttle" => (9, true, vec![workspace.shuttle("test --release --no-fail-fast --package pvlock-shuttle-tests")]),
             "end-to-end" => (15, true, end_to_end(workspace)),
             _ => unreachable!("a step without commands: {name}"),
         };
@@ -46,6 +47,7 @@ fn clippy(workspace: &Workspace) -> Vec<Command> {
         workspace.cargo("clippy --package pvlock-guest-image --all-targets -- -D warnings"),
         workspace.cargo("clippy --package pvlock-guest-image --features freestanding --profile guest --bins --lib -- -D warnings"),
         workspace.loom("clippy --release --package pvlock-loom-tests --all-targets -- -D warnings"),
+        workspace.shuttle("clippy --release --package pvlock-shuttle-tests --all-targets -- -D warnings"),
     ]
 }
 
@@ -104,7 +106,7 @@ fn tests(workspace: &Workspace) -> Vec<Command> {
     vec![
         workspace.cargo(
             "test --no-fail-fast --workspace --all-features \
-             --exclude pvlock-guest-image --exclude pvlock-loom-tests --exclude pvlock --exclude pvlock-tests",
+             --exclude pvlock-guest-image --exclude pvlock-loom-tests --exclude pvlock-shuttle-tests --exclude pvlock --exclude pvlock-tests",
         ),
         workspace.cargo("test --no-fail-fast --package pvlock-guest-image --package pvlock --package pvlock-tests --lib --bins"),
         workspace.cargo("test --no-fail-fast --package pvlock-guest-image --package pvlock --package pvlock-tests --doc"),
@@ -141,18 +143,28 @@ impl Workspace {
     }
 
     /// Cargo with `arguments`, which are separated by white space and seen by no shell.
-    fn cargo(&self, arguments: &str) -> Command {
+    pub(crate) fn cargo(&self, arguments: &str) -> Command {
         let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target).args(arguments.split_whitespace());
         command
     }
 
-    /// The same with `--cfg pvlock_loom`, in a target directory of its own: other flags would rebuild everything each time.
+    /// The same for models that loom explores.
     fn loom(&self, arguments: &str) -> Command {
+        self.model("loom", "--cfg pvlock_loom", arguments)
+    }
+
+    /// The same for models that shuttle explores.
+    fn shuttle(&self, arguments: &str) -> Command {
+        self.model("shuttle", "--cfg pvlock_loom --cfg pvlock_shuttle", arguments)
+    }
+
+    /// In a target directory of its own: other flags would rebuild everything each time.
+    fn model(&self, directory: &str, cfgs: &str, arguments: &str) -> Command {
         let flags = env::var("RUSTFLAGS").unwrap_or_default();
         let mut command = self.cargo(arguments);
-        command.env("CARGO_TARGET_DIR", self.target.join("loom"));
-        command.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", format!("{flags} --cfg pvlock_loom").trim_start());
+        command.env("CARGO_TARGET_DIR", self.target.join(directory));
+        command.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", format!("{flags} {cfgs}").trim_start());
         command
     }
 }
