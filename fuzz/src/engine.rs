@@ -1,7 +1,8 @@
 //! A hostile guest, whatever it writes and rings, with any scheduler below it, beside another guest.
 
+use crate::events::{Event, Settings};
 use crate::rest;
-use crate::vm::{Event, Settings, Vm};
+use crate::vm::Vm;
 use arbitrary::{Arbitrary, Unstructured};
 
 /// Two VMs: each sees exactly what it would see without the other, and whatever its guest does, [`Vm`]'s promises hold.

@@ -3,8 +3,8 @@
 use crate::rest;
 use arbitrary::{Arbitrary, Unstructured};
 use pvlock_host::hypercalls::{
-    Access, Direct, Doorbell, Host, Instruction, Mmio, Msr, Offer, Pio, Registers, Ring, SIGNATURE, Status, Transport, Vmcall, discover,
-    native_instruction,
+    Access, Direct, Doorbell, Host, Instruction, Mmio, Msr, Offer, Pio, Registers, Ring, SIGNATURE, Status, Transport, Vmcall,
+    discover, native_instruction,
 };
 use pvlock_host::protocol::{Features, VcpuId, WAIT_SLOTS};
 use std::cell::Cell;

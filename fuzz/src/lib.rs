@@ -6,6 +6,7 @@
 
 mod counted;
 mod engine;
+mod events;
 mod hypercalls;
 mod ram;
 mod registration;

@@ -85,9 +85,7 @@ impl Ram {
         assert!(address >= start && address + 8 <= end, "{address:#x} is not in the registered region, {start:#x}..{end:#x}");
         assert!(address.is_multiple_of(8), "{address:#x} is not aligned");
         watch.accesses += 1;
-        if load
-            && let Some(race) = &mut watch.race
-        {
+        if load && let Some(race) = &mut watch.race {
             match race.after.checked_sub(1) {
                 Some(after) => race.after = after,
                 None => {

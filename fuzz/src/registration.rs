@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const MOST_VCPUS: usize = 12;
 const MOST_WORDS: usize = 4 * PAGE_SIZE / 8;
+/// RAM that starts no later ends before the address space does.
+const LAST_START: u64 = (1 << 52) - 5;
 
 #[derive(Arbitrary, Debug)]
 struct Settings {
@@ -28,7 +30,7 @@ enum Start {
     Zero,
     Low(u8),
     Any(u64),
-    /// So many pages below the end of the address space.
+    /// So many pages below the last there can be.
     High(u8),
 }
 
@@ -44,7 +46,13 @@ enum Event {
     Reset(u8),
     ResetVm,
     ScheduledIn(u8),
-    Header { page: u8, wrong: Option<(u8, u64)>, vcpus: u8, strides: u8, features: u64 },
+    Header {
+        page: u8,
+        wrong: Option<(u8, u64)>,
+        vcpus: u8,
+        strides: u8,
+        features: u64,
+    },
     Write(u16, u64),
 }
 
@@ -69,8 +77,8 @@ pub fn registration(data: &[u8]) {
     let start = match settings.start {
         Start::Zero => 0,
         Start::Low(page) => page.into(),
-        Start::Any(page) => page >> 12,
-        Start::High(pages) => (1 << 52) - 1 - u64::from(pages),
+        Start::Any(page) => (page >> 12).min(LAST_START),
+        Start::High(pages) => LAST_START - u64::from(pages),
     };
     let memory = NonNull::from(&*words).cast();
     // SAFETY: `words` is aligned, outlives the engine, and consists of atomics.

@@ -1,112 +1,15 @@
 //! One VM under attack: its engine, its guest, a driver that keeps the engine's contract, and what must hold after every event.
 
 use crate::counted::{self, Counted};
+use crate::events::{End, Event, Host, Scheduling, Settings, Setup, Write};
 use crate::ram::{Race, Ram, START};
-use arbitrary::Arbitrary;
 use pvlock_host::hypercalls::{Doorbell, Status};
 use pvlock_host::protocol::offset::{header, record};
 use pvlock_host::protocol::{
     ABI_VERSION, HostFlags, LockId, MAGIC, PAGE_SIZE, RECORD_STRIDE, SlotIndex, VcpuId, WAIT_SLOTS, Wait, WaitState, region_size,
 };
-use pvlock_host::{
-    Config, Engine, Limits, Placement, Policy, Poller, Queue, Rate, RunStates, Scheduler, SleepKind, Statistics, Undercommit, Unpark,
-    Verdict, Waker, Window, Yields,
-};
+use pvlock_host::{Engine, Placement, RunStates, Scheduler, SleepKind, Statistics, Unpark, Verdict, Waker, Yields};
 use std::cell::{Cell, RefCell};
-
-const MOST_VCPUS: usize = 8;
-
-/// What the host is told at construction.
-#[derive(Arbitrary, Clone, Debug)]
-pub(crate) struct Settings {
-    vcpus: u8,
-    queue: u8,
-    wake_ahead: u8,
-    deadline: u16,
-    exact: bool,
-    policy: u8,
-    look_ahead: u8,
-    chain: u8,
-    window: bool,
-    /// Exits until the guest is told that it has its CPUs for itself.
-    calm: Option<u8>,
-    /// Events per ms, and at once.
-    limits: Option<[Option<(u8, u8)>; 3]>,
-    poller: bool,
-    /// Whether the guest begins with a region and everybody online.
-    registered: bool,
-    /// The driver's clock.
-    start: Option<u64>,
-}
-
-/// What happens to a VM. What is frequent stands here, what is rare or ends everything further down, as each choice of an `enum`
-/// is as likely as the others. Numbers of vCPUs, slots and the like are taken modulo how many there are, or a few more.
-#[derive(Arbitrary, Clone, Debug)]
-pub(crate) enum Event {
-    Halt { vcpu: u8, slot: u8, interrupts: bool },
-    Kick { vcpu: u8, target: u8 },
-    Spin(u8),
-    /// The thread of this vCPU leaves its sleep.
-    Return(u8),
-    /// This vCPU says what it waits for.
-    Publish { vcpu: u8, slot: u8, lock: u8, ticket: i8, predecessor: u8, holder: u8, halting: bool },
-    Scheduler(Scheduling),
-    Memory(Write),
-    Host(Host),
-    Setup(Setup),
-}
-
-#[derive(Arbitrary, Clone, Debug)]
-pub(crate) enum Scheduling {
-    In(u8),
-    Out(u8),
-    Idle(u8),
-    /// What the scheduler says when it is asked.
-    Says(u32),
-    /// Time passes, in ns.
-    Advance(u16),
-}
-
-#[derive(Arbitrary, Clone, Debug)]
-pub(crate) enum Write {
-    Region { at: u16, word: u64 },
-    Anywhere { at: u16, word: u64 },
-    /// The word is written during the next event, after so many loads of the host's.
-    Race { after: u8, at: u16, word: u64 },
-    Header { version: Option<u64>, vcpus: u8, stride: Option<u16>, features: u8 },
-}
-
-#[derive(Arbitrary, Clone, Debug)]
-pub(crate) enum Host {
-    Interrupt(u8),
-    Kicked(u8),
-    Flags(u8),
-    PollerWakes,
-    Poll,
-    PollerSleeps,
-    End(End),
-}
-
-/// What ends sleeps, lives or registrations.
-#[derive(Arbitrary, Clone, Debug)]
-pub(crate) enum End {
-    Offline(u8, u8),
-    Reset(u8),
-    Pause,
-    Unregister(u8),
-    ResetVm,
-}
-
-#[derive(Arbitrary, Clone, Debug)]
-pub(crate) enum Setup {
-    /// Any word.
-    Ring(u8, u32),
-    Online(u8, u8),
-    Register { vcpu: u8, page: u8 },
-    /// A sound header, a region, everybody online.
-    Boot(u8),
-    Resume,
-}
 
 /// The driver's side of a vCPU.
 #[derive(Clone, Copy, Default)]
@@ -182,33 +85,6 @@ pub(crate) struct Vm {
     outcome: Outcome,
 }
 
-impl Settings {
-    fn config(&self) -> Config {
-        let rate = |limit: Option<(u8, u8)>| {
-            limit.map(|(per_ms, burst)| Rate { per_second: (u32::from(per_ms) + 1) * 1_000, burst: u32::from(burst) + 1 })
-        };
-        let [halts, kicks, pause_loops] = self.limits.unwrap_or_default().map(rate);
-        let (name, ..) = Policy::NAMED[usize::from(self.policy) % Policy::NAMED.len()];
-        let policy = Policy {
-            look_ahead: u32::from(self.look_ahead) % 6,
-            chain: u32::from(self.chain) % 6,
-            window: self.window.then(Window::default),
-            undercommit: self.calm.map(|calm| Undercommit { tell: true, calm: calm.into(), quiet_ns: 1_000 }),
-            limits: Limits { halts, kicks, pause_loops, ..Limits::default() },
-            poller: self.poller.then(Poller::default),
-            ..Policy::named(name).expect("every name names a policy")
-        };
-        Config {
-            queue: [Queue::None, Queue::Holder, Queue::Previous][usize::from(self.queue) % 3],
-            wake_ahead: u32::from(self.wake_ahead) % 4,
-            deadline_ns: u64::from(self.deadline) + 1,
-            run_states: if self.exact { RunStates::Exact } else { RunStates::ParkedOnly },
-            policy,
-            ..Config::default()
-        }
-    }
-}
-
 fn bounded(id: u8) -> VcpuId {
     VcpuId::new(id.into()).expect("far below the most there may be")
 }
@@ -224,7 +100,7 @@ fn register(page: u8) -> Doorbell {
 
 impl Vm {
     pub(crate) fn new(settings: &Settings) -> Self {
-        let vcpus = usize::from(settings.vcpus) % MOST_VCPUS + 1;
+        let vcpus = settings.vcpus();
         let ram = Ram::new();
         let mut vm = Self {
             engine: Engine::new(settings.config(), vcpus, ram.clone()).expect("the configuration is sound"),
@@ -497,7 +373,8 @@ impl Vm {
         assert!(asleep.eq(sleepers.iter().map(|sleeper| sleeper.vcpu)), "driver and engine differ on who sleeps");
         let owner = |vcpu: VcpuId| sleepers.iter().find(|sleeper| sleeper.vcpu == vcpu).and_then(|sleeper| sleeper.queue);
         for sleeper in &sleepers {
-            let on: Vec<_> = (0..).zip(&queues).filter(|(_, queue)| queue.contains(&sleeper.vcpu)).map(|(id, _)| bounded(id)).collect();
+            let on: Vec<_> =
+                (0..).zip(&queues).filter(|(_, queue)| queue.contains(&sleeper.vcpu)).map(|(id, _)| bounded(id)).collect();
             assert_eq!(on, Vec::from_iter(sleeper.queue), "{sleeper} is on other queues");
             let mut at = Some(sleeper.vcpu);
             (0..=self.vcpus.len()).for_each(|_| at = at.and_then(owner));

@@ -62,7 +62,7 @@ fn row_15_engine_on_the_corpus() {
 
 #[test]
 fn row_15_engine_on_generated_bytes() {
-    generated("engine", 0..4_000, 8_192);
+    generated("engine", 0..400, 8_192);
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn row_15_hypercalls_on_the_corpus() {
 
 #[test]
 fn row_15_hypercalls_on_generated_bytes() {
-    generated("hypercalls", 0..20_000, 512);
+    generated("hypercalls", 0..4_000, 512);
 }
 
 #[test]
@@ -82,5 +82,5 @@ fn row_15_registration_on_the_corpus() {
 
 #[test]
 fn row_15_registration_on_generated_bytes() {
-    generated("registration", 0..10_000, 2_048);
+    generated("registration", 0..1_500, 2_048);
 }

@@ -67,10 +67,7 @@ impl Model {
 
     fn schedulers(schedules: usize) -> [Box<dyn Scheduler + Send>; 2] {
         let seed = from_environment("PVLOCK_SEED").unwrap_or(1);
-        [
-            Box::new(RandomScheduler::new_from_seed(seed, schedules)),
-            Box::new(PctScheduler::new_from_seed(seed, DEPTH, schedules)),
-        ]
+        [Box::new(RandomScheduler::new_from_seed(seed, schedules)), Box::new(PctScheduler::new_from_seed(seed, DEPTH, schedules))]
     }
 }
 

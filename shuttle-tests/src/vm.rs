@@ -77,7 +77,11 @@ fn id(index: usize) -> VcpuId {
 impl Vm {
     /// A VM with `N` vCPUs, registered and with everybody online: each runs `vcpu` once, while `host` runs beside them. Returns
     /// when all are done, and nobody is left on a queue or was woken by anything but what is meant to wake.
-    pub fn run<const N: usize>(config: Config, vcpu: impl Fn(usize) + Send + Sync + 'static, host: impl FnOnce(&Self)) -> Statistics {
+    pub fn run<const N: usize>(
+        config: Config,
+        vcpu: impl Fn(usize) + Send + Sync + 'static,
+        host: impl FnOnce(&Self),
+    ) -> Statistics {
         let config = Config { spin_budget: BUDGET, ..config };
         let memory = Box::into_raw(Box::new(Guest::<N>::new()));
         // SAFETY: freed below, after the last use.

@@ -12,7 +12,8 @@ pub(crate) const TARGETS: [&str; 3] = ["engine", "hypercalls", "registration"];
 /// Fuzzes until the time is over or an input fails, which cargo-fuzz then names.
 pub(crate) fn run(workspace: &Workspace, only: &[String], minutes: u64) -> Result<ExitCode, String> {
     let present = |program: &str, arguments: &[&str]| {
-        let status = Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+        let status =
+            Command::new(program).args(arguments).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
         status.is_ok_and(|status| status.success())
     };
     if !present("cargo-fuzz", &["--version"]) {
