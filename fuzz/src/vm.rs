@@ -20,6 +20,8 @@ struct Vcpu {
     token: bool,
     /// What its scheduler has said last.
     on_cpu: bool,
+    /// It waits for something that the engine does not know.
+    idle: bool,
 }
 
 /// The driver as the engine sees it, on a scheduler whose answers make no sense together.
@@ -198,16 +200,24 @@ impl Vm {
             Scheduling::In(id) => {
                 let vcpu = self.own(id);
                 if self.exact() && self.vcpus[vcpu.index()].until.is_none() {
-                    self.vcpus[vcpu.index()].on_cpu = true;
+                    let state = &mut self.vcpus[vcpu.index()];
+                    (state.on_cpu, state.idle) = (true, false);
                     self.outside(|vm| vm.engine.scheduled_in(vcpu, &vm.machine));
                 }
             }
-            Scheduling::Out(id) | Scheduling::Idle(id) => {
+            Scheduling::Out(id) => {
                 let vcpu = self.own(id);
                 if self.exact() {
-                    let idle = matches!(event, Scheduling::Idle(_));
-                    self.vcpus[vcpu.index()].on_cpu = false;
-                    self.outside(|vm| if idle { vm.engine.idle(vcpu) } else { vm.engine.scheduled_out(vcpu) });
+                    let state = &mut self.vcpus[vcpu.index()];
+                    (state.on_cpu, state.idle) = (false, false);
+                    self.outside(|vm| vm.engine.scheduled_out(vcpu));
+                }
+            }
+            Scheduling::Idle(id) => {
+                if let Some(vcpu) = self.running(id).filter(|_| self.exact()) {
+                    let state = &mut self.vcpus[vcpu.index()];
+                    (state.on_cpu, state.idle) = (false, true);
+                    self.outside(|vm| vm.engine.idle(vcpu));
                 }
             }
             Scheduling::Says(seed) => self.machine.seed.set(seed),
@@ -389,6 +399,7 @@ impl Vm {
                 let owner = sleeper.queue.expect("nobody else will wake it");
                 let state = self.vcpus[owner.index()];
                 assert!(!state.on_cpu && (self.exact() || state.until.is_some()), "{sleeper}: which runs");
+                assert!(!state.idle, "{sleeper}: which may wait for the sleeper");
             }
         }
         assert_eq!(queues.iter().flatten().count(), sleepers.iter().filter(|sleeper| sleeper.queue.is_some()).count());
