@@ -4,11 +4,17 @@ use crate::events::{Event, Settings};
 use crate::rest;
 use crate::vm::Vm;
 use arbitrary::{Arbitrary, Unstructured};
+use pvlock_host::Statistics;
 
 /// Two VMs: each sees exactly what it would see without the other, and whatever its guest does, [`Vm`]'s promises hold.
 pub fn engine(data: &[u8]) {
+    statistics(data);
+}
+
+/// The same; returns what the engines have counted.
+pub fn statistics(data: &[u8]) -> Statistics {
     let mut data = Unstructured::new(data);
-    let Ok(vms) = <[Settings; 2]>::arbitrary(&mut data) else { return };
+    let Ok(vms) = <[Settings; 2]>::arbitrary(&mut data) else { return Statistics::default() };
     // What happens, and to which VM.
     let events: Vec<(bool, Event)> = rest(data);
     let alone = [false, true].map(|which| {
@@ -21,4 +27,5 @@ pub fn engine(data: &[u8]) {
         together[usize::from(*which)].step(event);
     }
     assert!(together.map(Vm::finish) == alone, "a VM sees what its neighbour does");
+    alone.into_iter().fold(Statistics::default(), |sum, outcome| sum + outcome.statistics)
 }

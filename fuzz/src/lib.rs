@@ -12,7 +12,7 @@ mod ram;
 mod registration;
 mod vm;
 
-pub use engine::engine;
+pub use engine::{engine, statistics};
 pub use hypercalls::hypercalls;
 pub use registration::registration;
 

@@ -69,7 +69,7 @@ impl Waker for Machine {
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Outcome {
     seen: Vec<(Option<Verdict>, Vec<VcpuId>)>,
-    statistics: Statistics,
+    pub(crate) statistics: Statistics,
     ram: Vec<u64>,
 }
 
