@@ -6,7 +6,7 @@ use crate::vm::Vm;
 use arbitrary::{Arbitrary, Unstructured};
 use pvlock_host::Statistics;
 
-/// Two VMs: each sees exactly what it would see without the other, and whatever its guest does, [`Vm`]'s promises hold.
+/// Two VMs: each sees exactly what it would see without the other, and whatever its guest does, what `vm.rs` checks holds.
 pub fn engine(data: &[u8]) {
     statistics(data);
 }

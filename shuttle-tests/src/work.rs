@@ -71,10 +71,12 @@ impl Work<PreemptableTicketLock<OnVm>> {
             self.served(ticket);
         }
         self.inside();
-        // SAFETY: taken above.
-        match crate::choose(4) {
-            0 => unsafe { self.lock.unlock_fair(held) },
-            _ => unsafe { self.lock.unlock(held) },
+        if crate::choose(4) == 0 {
+            // SAFETY: taken above.
+            unsafe { self.lock.unlock_fair(held) };
+        } else {
+            // SAFETY: taken above.
+            unsafe { self.lock.unlock(held) };
         }
     }
 }
