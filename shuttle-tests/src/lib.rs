@@ -4,7 +4,7 @@
 //!
 //! Shuttle takes every operation for sequentially consistent: what a weak ordering breaks, loom has to find.
 //!
-//! Each model runs [`Model::schedules`] schedules of each kind, from a fixed seed. `PVLOCK_SCHEDULES` sets another number,
+//! Each model runs a number of schedules of each kind, from a fixed seed. `PVLOCK_SCHEDULES` sets another number,
 //! `PVLOCK_SEED` another seed.
 
 #[cfg(pvlock_shuttle)]
