@@ -60,7 +60,7 @@ enum Command {
         #[arg(value_name = "TARGET", value_parser = fuzz::TARGETS)]
         only: Vec<String>,
         /// How long each of them is fuzzed.
-        #[arg(long, default_value_t = 20)]
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
         minutes: u64,
     },
 }
