@@ -1,9 +1,14 @@
-//! The atomics of this crate: `core`'s, or loom's in a model (`--cfg pvlock_loom`).
+//! The atomics of this crate: `core`'s, or in a model loom's (`--cfg pvlock_loom`), or shuttle's (`--cfg pvlock_shuttle` as well).
 
 #[cfg(not(pvlock_loom))]
 pub use core::sync::atomic::{AtomicU64, fence};
-#[cfg(pvlock_loom)]
+#[cfg(all(pvlock_loom, not(pvlock_shuttle)))]
 pub use loom::sync::atomic::{AtomicU64, fence};
+#[cfg(all(pvlock_loom, pvlock_shuttle))]
+pub use shuttle::sync::atomic::{AtomicU64, fence};
+
+#[cfg(all(pvlock_shuttle, not(pvlock_loom)))]
+compile_error!("shuttle takes loom's place in a model: RUSTFLAGS=\"--cfg pvlock_loom --cfg pvlock_shuttle\"");
 
 pub use core::sync::atomic::Ordering;
 

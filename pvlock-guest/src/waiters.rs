@@ -11,12 +11,8 @@ use crate::mutation::{Mutation, active};
 use crate::sync::{AtomicU64, Ordering, array, const_unless_loom};
 use pvlock_protocol::{LockId, VcpuId};
 
-/// Entries in a line of 64 bytes.
-#[cfg(not(pvlock_loom))]
-const ENTRIES: usize = 8;
-/// A model with two or three waiters needs no more, and each atomic costs it time.
-#[cfg(pvlock_loom)]
-const ENTRIES: usize = 2;
+/// Entries in a line of 64 bytes. Loom's two or three waiters need no more than two, and each atomic costs it time.
+const ENTRIES: usize = if cfg!(all(pvlock_loom, not(pvlock_shuttle))) { 2 } else { 8 };
 
 /// One line of the table.
 #[derive(Debug)]

@@ -112,13 +112,14 @@ impl Link {
     /// Whether a spinner may sleep until the owner of `list` and `owner` runs: that must not depend, by whatever locks, on the
     /// spinner itself.
     ///
-    /// A preempted vCPU runs when its scheduler says so. One that sleeps in the engine runs when it is kicked: certainly before
-    /// the spinner is served if it waits for the same lock with the ticket before; but if the hint is stale, it may wait for
-    /// the spinner. What it waits for was noted by its own thread before it was marked as not running, and stays.
-    fn may_await(&self, list: &List, owner: &Self) -> bool {
+    /// A preempted vCPU runs when its scheduler says so. One that sleeps in the engine (`asleep`) runs when it is kicked:
+    /// certainly before the spinner is served if it waits for the same lock with the ticket before; but if the hint is stale,
+    /// it may wait for the spinner. What it waits for was noted by its own thread before it was marked as not running, and
+    /// stays, even if it has woken and is idle since: then it is no answer.
+    fn may_await(&self, list: &List, owner: &Self, asleep: bool) -> bool {
         let ticket = self.ticket.load(Ordering::Relaxed).wrapping_sub(1);
         let is_before = owner.waits_for(self.lock.load(Ordering::Relaxed)) && owner.ticket.load(Ordering::Relaxed) == ticket;
-        list.run_state == RunState::NotRunning && (list.preempted || is_before || active(Mutation::StaleHintTrusted))
+        list.run_state == RunState::NotRunning && (list.preempted || asleep && is_before || active(Mutation::StaleHintTrusted))
     }
 
     /// Whether this one waits for `lock` with a ticket after `ticket`; tickets wrap.
@@ -164,7 +165,8 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                 return Enqueued::NoQueue;
             }
             // Under the lock as well: the owner is marked running under it before its queue is drained.
-            if kind == Kind::Spun && !active(Mutation::StrandNotChecked) && !vcpu.link.may_await(&list, &target.link) {
+            let may_await = || vcpu.link.may_await(&list, &target.link, target.parked().is_some());
+            if kind == Kind::Spun && !active(Mutation::StrandNotChecked) && !may_await() {
                 return Enqueued::WouldStrand;
             }
             vcpu.link.spun.store((kind == Kind::Spun).into(), Ordering::Relaxed);

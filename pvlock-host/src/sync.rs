@@ -1,9 +1,15 @@
-//! Atomics and the engine's own lock: `core`'s and `lock_api`'s, or loom's in a model (`--cfg pvlock_loom`).
+//! Atomics and the engine's own lock: `core`'s and `lock_api`'s, or in a model loom's (`--cfg pvlock_loom`), or shuttle's
+//! (`--cfg pvlock_shuttle` as well).
+
+#[cfg(all(pvlock_loom, not(pvlock_shuttle)))]
+use loom as model;
+#[cfg(all(pvlock_loom, pvlock_shuttle))]
+use shuttle as model;
 
 #[cfg(not(pvlock_loom))]
 pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 #[cfg(pvlock_loom)]
-pub(crate) use loom::sync::atomic::{AtomicU32, AtomicU64, fence};
+pub(crate) use model::sync::atomic::{AtomicU32, AtomicU64, fence};
 
 pub(crate) use core::sync::atomic::Ordering;
 
@@ -13,15 +19,15 @@ pub(crate) use core::sync::atomic::Ordering;
 pub(crate) type Lock<R, T> = lock_api::Mutex<R, T>;
 
 #[cfg(pvlock_loom)]
-pub(crate) struct Lock<R, T>(loom::sync::Mutex<T>, core::marker::PhantomData<fn() -> R>);
+pub(crate) struct Lock<R, T>(model::sync::Mutex<T>, core::marker::PhantomData<fn() -> R>);
 
 #[cfg(pvlock_loom)]
 impl<R, T> Lock<R, T> {
     pub(crate) fn new(value: T) -> Self {
-        Self(loom::sync::Mutex::new(value), core::marker::PhantomData)
+        Self(model::sync::Mutex::new(value), core::marker::PhantomData)
     }
 
-    pub(crate) fn lock(&self) -> loom::sync::MutexGuard<'_, T> {
+    pub(crate) fn lock(&self) -> model::sync::MutexGuard<'_, T> {
         // A panic in a model ends the model.
         self.0.lock().unwrap()
     }

@@ -131,13 +131,23 @@ fn row_14_nobody_is_parked_on_itself_or_in_a_circle() {
 fn a_stale_hint_does_not_park_anybody_on_who_may_wait_for_it() {
     // vCPU 1 sleeps or is away in some way; vCPU 0 spins with ticket 5 for lock 1, and its hint says vCPU 1.
     type Case = (&'static str, fn(&Machine), bool);
-    let cases: [Case; 8] = [
+    let cases: [Case; 9] = [
         ("preempted", |machine| machine.off_cpu(1), true),
         ("halted right before", |machine| machine.rig.sleep(1, waits(1, 4), None), true),
         ("halted behind", |machine| machine.rig.sleep(1, waits(1, 6), None), false),
         ("halted further ahead: not the one before", |machine| machine.rig.sleep(1, waits(1, 3), None), false),
         ("halted for another lock, perhaps one that vCPU 0 holds", |machine| machine.rig.sleep(1, waits(2, 4), None), false),
         ("idle, perhaps until vCPU 0 sends an interrupt", |machine| machine.rig.engine.idle(vcpu(1)), false),
+        (
+            "halted right before once, and idle since",
+            |machine| {
+                machine.rig.sleep(1, waits(1, 4), None);
+                machine.rig.kick(2, 1);
+                machine.rig.unparked(1, Unpark::Woken);
+                machine.rig.engine.idle(vcpu(1));
+            },
+            false,
+        ),
         (
             "preempted once, and halted behind since",
             |machine| {

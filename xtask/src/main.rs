@@ -23,6 +23,7 @@
 #![doc = include_str!("../budget.md")]
 
 mod children;
+mod fuzz;
 mod inventory;
 mod libtest;
 #[cfg(test)]
@@ -80,6 +81,15 @@ enum Command {
         #[arg(value_name = "OPTIONS", trailing_var_arg = true, allow_hyphen_values = true)]
         options: Vec<String>,
     },
+    /// Fuzz the host's side with cargo-fuzz.
+    Fuzz {
+        /// Targets, one after the other; all of them if none is named.
+        #[arg(value_name = "TARGET", value_parser = fuzz::TARGETS)]
+        only: Vec<String>,
+        /// How long each of them is fuzzed.
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
+        minutes: u64,
+    },
 }
 
 fn main() -> ExitCode {
@@ -100,6 +110,7 @@ fn command(command: Command) -> Result<ExitCode, String> {
         Command::Test { only } => Ok(all_of(steps::all(&workspace), &only, &workspace)),
         Command::Sanitize => Ok(all_of(std::iter::once(steps::sanitize(&workspace)), &[], &workspace)),
         Command::Unsafe { brief } => inventory::run(&workspace.root, brief),
+        Command::Fuzz { only, minutes } => fuzz::run(&workspace, &only, minutes),
         Command::Mutate { only } => mutate::run(&workspace, &only),
     }
 }

@@ -18,7 +18,8 @@ pub(crate) struct Step {
 }
 
 /// The steps, in order.
-pub(crate) const NAMES: [&str; 9] = ["format", "clippy", "unsafe", "docs", "no-std", "features", "tests", "loom", "end-to-end"];
+pub(crate) const NAMES: [&str; 10] =
+    ["format", "clippy", "unsafe", "docs", "no-std", "features", "tests", "loom", "shuttle", "end-to-end"];
 
 /// All steps, in the order of [`NAMES`].
 pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
@@ -32,6 +33,7 @@ pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
             "features" => (6, false, features(workspace)),
             "tests" => (15, true, tests(workspace)),
             "loom" => (15, true, loom(workspace)),
+            "shuttle" => (9, true, vec![workspace.shuttle("test --release --no-fail-fast --package pvlock-shuttle-tests")]),
             "end-to-end" => (15, true, end_to_end(workspace)),
             _ => unreachable!("a step without commands: {name}"),
         };
@@ -47,6 +49,7 @@ fn clippy(workspace: &Workspace) -> Vec<Command> {
         workspace.cargo("clippy --package pvlock-guest-image --all-targets -- -D warnings"),
         workspace.cargo("clippy --package pvlock-guest-image --features freestanding --profile guest --bins --lib -- -D warnings"),
         workspace.loom("clippy --release --package pvlock-loom-tests --all-targets -- -D warnings"),
+        workspace.shuttle("clippy --release --package pvlock-shuttle-tests --all-targets -- -D warnings"),
     ]
 }
 
@@ -105,7 +108,7 @@ fn tests(workspace: &Workspace) -> Vec<Command> {
     vec![
         workspace.cargo(
             "test --no-fail-fast --workspace --all-features \
-             --exclude pvlock-guest-image --exclude pvlock-loom-tests --exclude pvlock --exclude pvlock-tests",
+             --exclude pvlock-guest-image --exclude pvlock-loom-tests --exclude pvlock-shuttle-tests --exclude pvlock --exclude pvlock-tests",
         ),
         workspace.cargo("test --no-fail-fast --package pvlock-guest-image --package pvlock --package pvlock-tests --lib --bins"),
         workspace.cargo("test --no-fail-fast --package pvlock-guest-image --package pvlock --package pvlock-tests --doc"),
@@ -167,12 +170,22 @@ impl Workspace {
         command
     }
 
-    /// Cargo with `--cfg pvlock_loom`, in a target directory of its own: other flags would rebuild everything each time.
+    /// Cargo for models that loom explores.
     pub(crate) fn loom(&self, arguments: &str) -> Command {
+        self.model("loom", "--cfg pvlock_loom", arguments)
+    }
+
+    /// The same for models that shuttle explores.
+    fn shuttle(&self, arguments: &str) -> Command {
+        self.model("shuttle", "--cfg pvlock_loom --cfg pvlock_shuttle", arguments)
+    }
+
+    /// In a target directory of its own: other flags would rebuild everything each time.
+    fn model(&self, directory: &str, cfgs: &str, arguments: &str) -> Command {
         let flags = env::var("RUSTFLAGS").unwrap_or_default();
         let mut command = self.cargo(arguments);
-        command.env("CARGO_TARGET_DIR", self.target.join("loom"));
-        command.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", format!("{flags} --cfg pvlock_loom").trim_start());
+        command.env("CARGO_TARGET_DIR", self.target.join(directory));
+        command.env_remove("CARGO_ENCODED_RUSTFLAGS").env("RUSTFLAGS", format!("{flags} {cfgs}").trim_start());
         command
     }
 }
