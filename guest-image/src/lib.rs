@@ -21,6 +21,7 @@ extern crate std;
 
 pub mod boot;
 pub mod job;
+pub mod layout;
 pub mod locks;
 pub mod pause_loop;
 pub mod pauses;

@@ -11,10 +11,9 @@
 //! | 0x0040_0000 | one stack of 64 KiB per vCPU, growing down |
 //! | 0x0080_0000 | shared area, to the end of RAM: the workload's |
 
-use std::mem::size_of;
-use std::ops::Range;
+use core::ops::Range;
 
-use pvlock_guest_image::{BootPage, VcpuBlock};
+use crate::{BootPage, VcpuBlock};
 
 /// Most vCPUs a VM can have.
 pub const MAX_VCPUS: usize = 64;
