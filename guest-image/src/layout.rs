@@ -94,3 +94,17 @@ pub const fn stack_top(vcpu: usize) -> u64 {
     debug_assert!(vcpu < MAX_VCPUS);
     STACKS + (vcpu as u64 + 1) * STACK_SIZE
 }
+
+/// Entry of a page table: present, writable, open to CPL 3.
+const PRESENT_WRITE_USER: u64 = 0x7;
+/// A last-level entry of 2 MiB.
+const LARGE_LEAF: u64 = 0x80;
+
+/// The page tables that map so much RAM one to one, as words and their addresses (Intel SDM vol. 3, 5.5).
+pub fn page_tables(ram_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let table = |page: u64| PAGE_DIRECTORIES + page / 512 * PAGE;
+    let pages = 0..ram_bytes / LARGE_PAGE;
+    let leaves = pages.clone().map(move |page| (table(page) + page % 512 * 8, (page * LARGE_PAGE) | PRESENT_WRITE_USER | LARGE_LEAF));
+    let directories = pages.step_by(512).map(move |page| (PDPT + page / 512 * 8, table(page) | PRESENT_WRITE_USER));
+    core::iter::once((PML4, PDPT | PRESENT_WRITE_USER)).chain(directories).chain(leaves)
+}

@@ -1,47 +1,83 @@
-//! hv
+//! A hypervisor for AMD SVM, small enough to be read in an evening, that links `pvlock-host`: it sees what a hypervisor in user
+//! space never does, pause-loop exits and its vCPUs coming and going.
+//!
+//! Boots as a PVH kernel; the guest image is its initrd, and the command line says what to run:
+//!
+//! | word | |
+//! |---|---|
+//! | `cpus=N` | CPUs to wait for |
+//! | `profile=short`, `full` | which cells are run |
+//!
+//! What it finds goes to the serial port, one JSON object a line; `{"done":true}` is the last one.
+
 #![no_std]
 #![no_main]
+
 extern crate alloc;
 
 mod apic;
 mod boot;
 mod cpu;
+mod enter;
+mod exits;
+mod host;
 mod irq_lock;
+mod measure;
 #[path = "../../guest-image/src/mem.rs"]
 mod mem;
 mod memory;
+mod run;
 mod serial;
+mod trace;
+mod vm;
 
-use boot::StartInfo;
+use crate::boot::StartInfo;
+use crate::measure::Times;
+use crate::run::Run;
+use crate::serial::line;
 use core::panic::PanicInfo;
-use serial::line;
+use pvlock_hv_testbed::cells::Cell;
 
+/// Where every CPU arrives, the first one with what the loader left.
 pub(crate) extern "C" fn main(start_info: u64, index: usize) -> ! {
     cpu::set_up(index);
+    enter::enable();
     if index > 0 {
-        loop { cpu::wait(); }
+        Run::take_part()
     }
-    // SAFETY: what the loader passed
+    // SAFETY: the boot code passes on what the loader passed, and nothing has been written to but our own memory.
     let info = unsafe { StartInfo::at(start_info) };
     apic::calibrate();
-    line!("hello {:?} {}", info.command_line(), apic::tsc_hz());
-    apic::start_others(2);
-    line!("cpus {} module {}", apic::cpus(), info.module().len());
-    apic::tick_every(100_000);
-    let t = cpu::ticks();
-    let n = apic::now();
-    for _ in 0..10 { cpu::wait(); }
-    line!("ticks {} ns {}", cpu::ticks() - t, apic::now() - n);
+    let word = |name: &str| info.command_line().split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    let cpus = word("cpus").and_then(|number| number.parse().ok()).unwrap_or(1);
+    apic::start_others(cpus);
+    apic::tick_every(run::TICK_NS);
+    line!(r#"{{"boot":{{"cpus":{},"tsc_hz":{}}}}}"#, apic::cpus(), apic::tsc_hz());
+
+    let ms = |name: &str, default: u64| word(name).and_then(|number| number.parse().ok()).unwrap_or(default) * 1_000_000;
+    let times = Times { warm_up: ms("warm-up", 16), measure: ms("measure", 48), patience: 400_000_000 };
+    let wanted = |cell: &Cell| {
+        word("lock").is_none_or(|lock| lock == cell.lock.name())
+            && word("policy").is_none_or(|policy| policy == cell.policy)
+            && word("over").is_none_or(|over| over.parse() == Ok(cell.overcommit))
+            && word("halts").is_none_or(|halts| halts.parse() == Ok(cell.halts))
+    };
+    for cell in Cell::all().filter(wanted) {
+        measure::cell(info.module(), &cell, times, false);
+    }
+    line!(r#"{{"done":true}}"#);
     end(true)
 }
 
-/// Ends
+/// Ends the machine, if it can be ended (QEMU's isa-debug-exit); else nothing happens any more.
 pub(crate) fn end(success: bool) -> ! {
-    // SAFETY: port of QEMU's isa-debug-exit
+    // SAFETY: a port of no other device.
     unsafe { x86::io::outl(0xf4, if success { 0x10 } else { 0x11 }) };
-    loop { cpu::interrupts_off(); 
-        // SAFETY: halts
-        unsafe { core::arch::asm!("hlt") } }
+    loop {
+        cpu::interrupts_off();
+        // SAFETY: nothing follows.
+        unsafe { x86::halt() };
+    }
 }
 
 #[panic_handler]

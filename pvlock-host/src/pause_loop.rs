@@ -111,7 +111,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         region.innermost(vcpu).filter(|(_, wait)| wait.state == WaitState::Spinning)
     }
 
-    fn wait_of(&self, vcpu: VcpuId) -> Option<Wait> {
+    /// What `vcpu` says it waits for, if it spins: for drivers that count or show who waits for whom. A guest's word, of which
+    /// nothing is checked but that the vCPU takes part. Six loads of guest memory at most.
+    pub fn wait_of(&self, vcpu: VcpuId) -> Option<Wait> {
         self.innermost(vcpu).map(|(_, wait)| wait)
     }
 
