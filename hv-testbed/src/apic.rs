@@ -103,6 +103,16 @@ fn sleep_ns(ns: u64) {
     }
 }
 
+/// Lets so many ns pass, without letting another emulated CPU have them.
+pub(crate) fn pass(ns: u64) {
+    let end = now() + ns;
+    while now() < end {
+        for n in 0..50 {
+            core::hint::black_box(n);
+        }
+    }
+}
+
 /// Learns how fast the clocks run from the one whose speed is known: channel 2 of the 8254 timer, 1 193 182 Hz.
 pub(crate) fn calibrate() {
     const COUNT: u16 = 11_932; // 10 ms

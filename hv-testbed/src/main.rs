@@ -54,8 +54,15 @@ pub(crate) extern "C" fn main(start_info: u64, index: usize) -> ! {
     apic::tick_every(run::TICK_NS);
     line!(r#"{{"boot":{{"cpus":{},"tsc_hz":{}}}}}"#, apic::cpus(), apic::tsc_hz());
 
-    let ms = |name: &str, default: u64| word(name).and_then(|number| number.parse().ok()).unwrap_or(default) * 1_000_000;
-    let times = Times { warm_up: ms("warm-up", 16), measure: ms("measure", 48), patience: 400_000_000 };
+    let number = |name: &str, default: u64| word(name).and_then(|number| number.parse().ok()).unwrap_or(default);
+    let times = Times {
+        inside: number("inside", 400),
+        outside: number("outside", 400),
+        chain: number("chain", 4) as u32,
+        warm_up: number("warm-up", 16) * 1_000_000,
+        measure: number("measure", 48) * 1_000_000,
+        patience: 400_000_000,
+    };
     let wanted = |cell: &Cell| {
         word("lock").is_none_or(|lock| lock == cell.lock.name())
             && word("policy").is_none_or(|policy| policy == cell.policy)

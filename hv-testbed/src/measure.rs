@@ -10,15 +10,17 @@ use alloc::vec;
 use core::sync::atomic::Ordering;
 use pvlock_guest_image::job::{Job, LogEntry, WAIT_BUCKETS, Workload, phase, wait_bucket, wait_of_bucket};
 use pvlock_guest_image::LockKind;
+use pvlock_host::Statistics;
 use pvlock_hv_testbed::cells::Cell;
 
-/// Iterations of work inside and outside the lock.
-pub(crate) const INSIDE: u64 = 200;
-pub(crate) const OUTSIDE: u64 = 2_000;
-
-/// How long the phases of a run are, in ns.
+/// How long everything in a run is.
 #[derive(Clone, Copy)]
 pub(crate) struct Times {
+    /// Iterations of work inside the lock and outside.
+    pub(crate) inside: u64,
+    pub(crate) outside: u64,
+    pub(crate) chain: u32,
+    /// The phases, in ns.
     pub(crate) warm_up: u64,
     pub(crate) measure: u64,
     /// vCPUs that have not ended so long after they were told to never will.
@@ -78,14 +80,14 @@ impl Conductor {
 }
 
 /// Fills in the job of a VM whose vCPUs all contend for one lock.
-pub(crate) fn fill_in(vm: &Vm, lock: LockKind, limit: u64) {
+pub(crate) fn fill_in(vm: &Vm, lock: LockKind, times: &Times, limit: u64) {
     let job = vm.job();
     job.workload.store(Workload::Counter as u32, Ordering::Relaxed);
     job.lock.store(lock as u32, Ordering::Relaxed);
     job.vcpus.store(vm.vcpus as u32, Ordering::Relaxed);
     job.locks.store(1, Ordering::Relaxed);
-    job.inside.store(INSIDE, Ordering::Relaxed);
-    job.outside.store(OUTSIDE, Ordering::Relaxed);
+    job.inside.store(times.inside, Ordering::Relaxed);
+    job.outside.store(times.outside, Ordering::Relaxed);
     job.limit.store(limit, Ordering::Relaxed);
     job.log_capacity.store(LOG as u64, Ordering::Relaxed);
     job.log_address.store(vm.log_address(), Ordering::Relaxed);
@@ -145,11 +147,27 @@ impl HandOvers {
     }
 }
 
+/// Every decision that the engine made, and how often.
+struct Decisions<'a>(&'a Statistics);
+
+impl core::fmt::Display for Decisions<'_> {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        let mut comma = "";
+        for (decision, count) in self.0.decisions() {
+            write!(f, r#"{comma}"{decision}":{count}"#)?;
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
 /// Runs a cell and prints its line; `traced`: and its schedule.
 pub(crate) fn cell(image: &[u8], cell: &Cell, times: Times, traced: bool) {
     let cpus = apic::cpus().min(MAX_CPUS);
-    let vm = Vm::new(0, 0, cpus * cell.overcommit, Program::Image(image), cell.config());
-    fill_in(&vm, cell.lock, 0);
+    let mut config = cell.config();
+    config.policy.chain = times.chain;
+    let vm = Vm::new(0, 0, cpus * cell.overcommit, Program::Image(image), config);
+    fill_in(&vm, cell.lock, &times, 0);
     let trace = Trace::new(if traced { 1 << 14 } else { 0 });
     let run = Run::new(vec![vm], trace);
     let mut conductor = Conductor::new(times);
@@ -165,7 +183,7 @@ pub(crate) fn cell(image: &[u8], cell: &Cell, times: Times, traced: bool) {
     let Cell { policy, wake_ahead, overcommit, halts, .. } = *cell;
     let tsc_mhz = apic::tsc_hz() / 1_000_000;
     line!(
-        r#"{{"run":{{"lock":"{name}","policy":"{policy}","wake_ahead":{wake_ahead},"halting":{halts},"overcommit":{overcommit},"vcpus":{},"cpus":{cpus},"ns":{},"acquired":{},"acquired_in_all":{},"hand_overs":{},"hand_over_ns":{},"hand_over_median_ns":{},"hand_over_p99_ns":{},"pauses":{},"pause_loops":{},"holder_preempted":{},"switches":{},"halts":{},"latched":{},"kicks":{},"parks":{},"queued":{},"drained":{},"served":{},"kicked":{},"spurious":{},"forced":{},"cycles":{},"refused":{},"wakes":{},"before_previous":{},"before_earlier":{},"not_drained":{},"exact":{},"in_sequence":{},"stopped":{},"engine_bytes":{}}}}}"#,
+        r#"{{"run":{{"lock":"{name}","policy":"{policy}","wake_ahead":{wake_ahead},"halting":{halts},"overcommit":{overcommit},"vcpus":{},"cpus":{cpus},"ns":{},"acquired":{},"acquired_in_all":{},"hand_overs":{},"hand_over_ns":{},"hand_over_median_ns":{},"hand_over_p99_ns":{},"pauses":{},"pause_loops":{},"holder_preempted":{},"switches":{},"halts":{},"latched":{},"kicks":{},"parks":{},"queued":{},"drained":{},"served":{},"kicked":{},"spurious":{},"forced":{},"cycles":{},"refused":{},"wakes":{},"before_previous":{},"before_earlier":{},"not_drained":{},"exact":{},"in_sequence":{},"stopped":{},"engine_bytes":{},"decisions":{{{}}}}}}}"#,
         vm.vcpus,
         conductor.stopped - conductor.began,
         sum(vm, |done| done.measured.load(Ordering::Relaxed)),
@@ -198,6 +216,7 @@ pub(crate) fn cell(image: &[u8], cell: &Cell, times: Times, traced: bool) {
         hand_overs.in_sequence,
         vm.stopped.load(Ordering::Relaxed),
         vm.engine_bytes,
+        Decisions(&counts),
     );
     if traced {
         run.trace.print(policy, conductor.began);

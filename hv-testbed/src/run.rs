@@ -17,7 +17,7 @@ use pvlock_hv_testbed::scheduler::{Ended, Next, Scheduler};
 use pvlock_hv_testbed::wake_order::Sleep;
 
 /// A timer interrupt on each CPU every so many ns. Short, because the emulator changes between its CPUs at interrupts.
-pub(crate) const TICK_NS: u64 = 10_000;
+pub(crate) const TICK_NS: u64 = 50_000;
 /// A vCPU's time slice in ns.
 pub(crate) const SLICE_NS: u64 = 1_000_000;
 
@@ -49,7 +49,7 @@ impl Run {
     pub(crate) fn new(vms: Vec<Vm>, trace: Trace) -> Self {
         let vcpus = vms.iter().flat_map(|vm| vm.engine.vcpus().map(|id| Slot { vm: vm.id, vcpu: UnsafeCell::new(vm.vcpu(id)) }));
         let slots: Box<[Slot]> = vcpus.collect();
-        let scheduler = Mutex::new(Scheduler::new(apic::cpus(), slots.len()));
+        let scheduler = Mutex::new(Scheduler::new(apic::cpus(), slots.len(), SLICE_NS));
         Self { scheduler, vms, trace, slots, over: AtomicBool::new(false) }
     }
 
@@ -85,11 +85,14 @@ impl Run {
     fn schedule(&self, mut watch: Option<&mut dyn FnMut(&Self) -> bool>) {
         let cpu = cpu::index();
         let mut seen = cpu::ticks();
+        // When the slice of the vCPU that ran last ends. Who gives its CPU to another gives it the rest of its slice, no more, or
+        // two who give it to each other would keep it for ever.
+        let mut slice_ends = 0;
         // Acquire: as good as Relaxed, nothing is read that the first CPU has not written before `CURRENT`.
         while !self.over.load(Ordering::Relaxed) {
             let next = self.scheduler.lock().next(cpu);
             match next {
-                Some(next) => self.turn(next, &mut watch, &mut seen),
+                Some(next) => slice_ends = self.turn(next, slice_ends, &mut watch, &mut seen),
                 None => cpu::wait(),
             }
             self.tick(&mut watch, &mut seen);
@@ -110,13 +113,16 @@ impl Run {
     }
 
     /// One turn of a vCPU on this CPU: until it sleeps, gives up, ends, or has had its time.
-    fn turn(&self, next: Next, watch: &mut Option<&mut dyn FnMut(&Self) -> bool>, seen: &mut u64) {
+    /// Takes and returns when the slice ends.
+    fn turn(&self, next: Next, ends: u64, watch: &mut Option<&mut dyn FnMut(&Self) -> bool>, seen: &mut u64) -> u64 {
         let number = next.vcpu;
         let vm = &self.vms[self.slots[number].vm];
         // SAFETY: the scheduler has given this vCPU to this CPU.
         let vcpu = unsafe { &mut *self.slots[number].vcpu.get() };
         let host = Host { run: self, vm };
         let start = apic::now();
+        let slice = if next.given { ends.saturating_sub(start) } else { SLICE_NS };
+        let ran = || apic::now() - start;
         match next.slept {
             None => vm.engine.scheduled_in(vcpu.id, &host),
             Some(how) => self.rises(&host, vcpu, how),
@@ -143,16 +149,16 @@ impl Run {
                 Do::Verdict(Verdict::Resume(_)) => {}
                 Do::Verdict(Verdict::Yield(_)) => {
                     self.leaves(vm, vcpu);
-                    self.scheduler.lock().give_up(number);
+                    self.scheduler.lock().give_up(number, ran());
                     break;
                 }
                 Do::Verdict(Verdict::YieldTo(target, _)) => {
                     self.leaves(vm, vcpu);
-                    self.scheduler.lock().give_to(number, vm.first + target.index());
+                    self.scheduler.lock().give_to(number, vm.first + target.index(), ran());
                     break;
                 }
                 Do::Verdict(Verdict::Park(park)) => {
-                    if self.sleeps(&host, vcpu, number, park) {
+                    if self.sleeps(&host, vcpu, number, park, ran()) {
                         break;
                     }
                 }
@@ -163,24 +169,25 @@ impl Run {
                 }
             }
             self.tick(watch, seen);
-            if apic::now() - start >= SLICE_NS && self.scheduler.lock().has_others(cpu::index()) {
+            if self.scheduler.lock().has_had_enough(number, ran(), slice) {
                 self.leaves(vm, vcpu);
-                self.scheduler.lock().give_up(number);
+                self.scheduler.lock().preempt(number, ran());
                 break;
             }
         }
         self.trace.span(start, vm.id, vcpu.id.index());
+        start + slice
     }
 
     /// The vCPU goes to sleep, if nobody has woken it meanwhile.
-    fn sleeps(&self, host: &Host<'_>, vcpu: &Vcpu, number: usize, park: Park) -> bool {
+    fn sleeps(&self, host: &Host<'_>, vcpu: &Vcpu, number: usize, park: Park, ran: u64) -> bool {
         let vm = host.vm;
         let sleeper = vm.engine.dump(0).find(|sleeper| sleeper.vcpu == vcpu.id);
         if let Some(sleeper) = sleeper.filter(|sleeper| sleeper.lock != 0 && !sleeper.woken) {
             vm.order.lock().sleeps(vcpu.id.index(), Sleep { lock: sleeper.lock, ticket: sleeper.ticket });
         }
         self.trace.mark(Mark::Park, vm.id, vcpu.id.index());
-        let asleep = self.scheduler.lock().sleep(number, park.until);
+        let asleep = self.scheduler.lock().sleep(number, park.until, ran);
         if !asleep {
             self.rises(host, vcpu, Ended::Woken);
         }
