@@ -51,7 +51,7 @@ pub(crate) extern "C" fn main(start_info: u64, index: usize) -> ! {
     let word = |name: &str| info.command_line().split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     let cpus = word("cpus").and_then(|number| number.parse().ok()).unwrap_or(1);
     apic::start_others(cpus);
-    apic::tick_every(run::TICK_NS);
+    Run::start_ticking();
     line!(r#"{{"boot":{{"cpus":{},"tsc_hz":{}}}}}"#, apic::cpus(), apic::tsc_hz());
 
     let number = |name: &str, default: u64| word(name).and_then(|number| number.parse().ok()).unwrap_or(default);

@@ -14,6 +14,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use lock_api::Mutex;
 use pvlock_host::{Park, SleepKind, Unpark, Verdict};
 use pvlock_hv_testbed::scheduler::{Ended, Next, Scheduler};
+use pvlock_hv_testbed::vmcb::Exit;
 use pvlock_hv_testbed::wake_order::Sleep;
 
 /// A timer interrupt on each CPU every so many ns. Short, because the emulator changes between its CPUs at interrupts.
@@ -45,6 +46,18 @@ static CURRENT: AtomicPtr<Run> = AtomicPtr::new(core::ptr::null_mut());
 /// CPUs in it, besides the first.
 static INSIDE: AtomicUsize = AtomicUsize::new(0);
 
+/// The CPUs may start their timers.
+static TICKING: AtomicBool = AtomicBool::new(false);
+
+/// Whether this CPU goes on after an exit without a PAUSE, for the sake of the emulator.
+///
+/// QEMU emulates its CPUs one at a time. With a clock that counts instructions, the one that runs does so until it halts, pauses,
+/// or some CPU's timer is due; then it is the first CPU's turn again, and the last would never have any. So at each tick, all CPUs
+/// let the others have the time until the next, except for one, each in turn.
+fn is_own_turn(exit: &Exit) -> bool {
+    *exit == Exit::Interrupt && (apic::now() / TICK_NS) as usize % apic::cpus() == cpu::index()
+}
+
 impl Run {
     pub(crate) fn new(vms: Vec<Vm>, trace: Trace) -> Self {
         let vcpus = vms.iter().flat_map(|vm| vm.engine.vcpus().map(|id| Slot { vm: vm.id, vcpu: UnsafeCell::new(vm.vcpu(id)) }));
@@ -65,9 +78,23 @@ impl Run {
         }
     }
 
+    /// Starts the timers of all CPUs, all but together, the first CPU's last: see [`is_own_turn`].
+    pub(crate) fn start_ticking() {
+        INSIDE.store(apic::cpus() - 1, Ordering::Relaxed);
+        TICKING.store(true, Ordering::Relaxed);
+        while INSIDE.load(Ordering::Relaxed) > 0 {
+            core::hint::spin_loop();
+        }
+        apic::tick_every(TICK_NS);
+    }
+
     /// What the other CPUs do for ever.
     pub(crate) fn take_part() -> ! {
+        while !TICKING.load(Ordering::Relaxed) {
+            core::hint::spin_loop();
+        }
         apic::tick_every(TICK_NS);
+        INSIDE.fetch_sub(1, Ordering::Relaxed);
         loop {
             cpu::wait();
             // Entered before looking: the first CPU waits for whoever may have seen the run. SeqCst: this store before that load,
@@ -142,9 +169,12 @@ impl Run {
             // SAFETY: `Vm::vcpu` made the VMCB.
             unsafe { enter(&mut vcpu.vmcb, &mut vcpu.registers) };
             vcpu.vmcb.tlb_control = 0;
+            let exit = vcpu.vmcb.exit();
             let what = exits::handle(&host, vcpu);
-            // Lets the emulator change to another of its CPUs; a few cycles on a real one.
-            core::hint::spin_loop();
+            if !is_own_turn(&exit) {
+                // Lets the emulator change to another of its CPUs; a few cycles on a real one.
+                core::hint::spin_loop();
+            }
             match what {
                 Do::Verdict(Verdict::Resume(_)) => {}
                 Do::Verdict(Verdict::Yield(_)) => {

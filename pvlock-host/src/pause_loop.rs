@@ -70,9 +70,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             PauseLoop::Yield if idle => resume(Resume::Undercommit),
             PauseLoop::Yield => Self::plain(scheduler, Yield::Policy, Resume::CannotYield),
             PauseLoop::DirectedYield => self.directed(vcpu, self.wait_of(vcpu), idle, now, scheduler),
-            PauseLoop::ParkOnHolder | PauseLoop::ParkOnPrevious if idle => resume(Resume::Undercommit),
-            PauseLoop::ParkOnHolder => self.park_on(vcpu, own, Sleep::OnHolder, now, scheduler),
-            PauseLoop::ParkOnPrevious => self.park_on(vcpu, own, Sleep::OnPrevious, now, scheduler),
+            PauseLoop::ParkOnHolder => self.park_on(vcpu, own, Sleep::OnHolder, idle, now, scheduler),
+            PauseLoop::ParkOnPrevious => self.park_on(vcpu, own, Sleep::OnPrevious, idle, now, scheduler),
         };
         self.learn(vcpu, backlog, decision, now, waker);
         self.settle(vcpu, Metered::PauseLoop, verdict, decision, now, waker)
@@ -240,11 +239,15 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     // ---- parking -------------------------------------------------------------------------------------------------------
 
-    fn park_on(&self, vcpu: VcpuId, own: &Vcpu<R>, how: Sleep, now: u64, scheduler: &dyn Scheduler) -> Decided {
+    fn park_on(&self, vcpu: VcpuId, own: &Vcpu<R>, how: Sleep, idle: bool, now: u64, scheduler: &dyn Scheduler) -> Decided {
         let published = self.innermost(vcpu).and_then(|(slot, wait)| {
             let hint = if how == Sleep::OnHolder { wait.holder } else { wait.predecessor };
             Some((slot, wait, self.usable(vcpu, hint)?))
         });
+        // Nobody else wants this CPU; but the awaited vCPU may stand in another one's queue, and could have this one.
+        if idle && !published.is_some_and(|(_, _, owner)| self.wants_cpu(owner, scheduler)) {
+            return resume(Resume::Undercommit);
+        }
         let Some((slot, wait, owner)) = published else { return self.directed(vcpu, None, false, now, scheduler) };
         let running = if how == Sleep::OnHolder { Resume::HolderRunning } else { Resume::PreviousRunning };
         // Cheap questions first; the answer that counts is given under the queue's lock.

@@ -176,7 +176,10 @@ fn row_23_nobody_is_bothered_when_nobody_wants_the_cpu() {
         (PauseLoop::Yield, Some(0), None, wait, R(Resume::Undercommit)),
         (PauseLoop::Yield, Some(1), None, wait, Y(Yield::Policy)),
         (PauseLoop::Yield, None, None, wait, Y(Yield::Policy)),
-        (ParkOnHolder, Some(0), Some(1), wait, R(Resume::Undercommit)),
+        (ParkOnHolder, Some(0), Some(0), wait, R(Resume::Undercommit)),
+        // The holder stands in another CPU's queue: with the spinner asleep, it can have this CPU.
+        (ParkOnHolder, Some(0), Some(1), wait, P(Sleep::OnHolder)),
+        (ParkOnHolder, Some(0), None, wait, P(Sleep::OnHolder)),
         (ParkOnPrevious, Some(0), Some(1), wait, R(Resume::Undercommit)),
         (DirectedYield, Some(0), Some(0), wait, R(Resume::HolderRunning)),
         (DirectedYield, Some(0), Some(1), wait, B(Boost::Holder)),
