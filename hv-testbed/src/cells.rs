@@ -59,6 +59,11 @@ impl Cell {
         Self::all().filter(|cell| cell.overcommit == 4 && cell.wake_ahead == 0 && (!cell.halts || cell.policy == "park-on-previous"))
     }
 
+    /// Whether its schedule is kept: one run for each policy, of the strict lock, which shows most.
+    pub fn is_drawn(&self) -> bool {
+        self.lock == LockKind::Ticket && self.overcommit == 4 && !self.halts
+    }
+
     /// The engine's settings for it.
     pub fn config(&self) -> Config {
         let policy = Policy::named(self.policy).unwrap_or_default();
@@ -89,5 +94,6 @@ mod tests {
         assert!(Cell::short().all(|cell| cells.contains(&cell)));
         let policies = Cell::short().map(|cell| cell.policy).collect::<alloc::collections::BTreeSet<_>>();
         assert_eq!(policies.len(), 6, "the short profile leaves no policy out");
+        assert_eq!(Cell::short().filter(Cell::is_drawn).count(), 6, "one for each policy");
     }
 }

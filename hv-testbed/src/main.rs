@@ -6,7 +6,10 @@
 //! | word | |
 //! |---|---|
 //! | `cpus=N` | CPUs to wait for |
-//! | `profile=short`, `full` | which cells are run |
+//! | `profile=short`, `full` | which cells are run; `none` only has the trials |
+//! | `lock=`, `policy=`, `over=`, `halts=` | only the cells of this lock, policy, overcommit, with or without halts |
+//! | `inside=N`, `outside=N` | iterations of work inside the lock and outside |
+//! | `warm-up=N`, `measure=N` | length of the phases in ms |
 //!
 //! What it finds goes to the serial port, one JSON object a line; `{"done":true}` is the last one.
 
@@ -29,6 +32,7 @@ mod memory;
 mod run;
 mod serial;
 mod trace;
+mod trials;
 mod vm;
 
 use crate::boot::StartInfo;
@@ -58,9 +62,8 @@ pub(crate) extern "C" fn main(start_info: u64, index: usize) -> ! {
     let times = Times {
         inside: number("inside", 400),
         outside: number("outside", 400),
-        chain: number("chain", 4) as u32,
-        warm_up: number("warm-up", 16) * 1_000_000,
-        measure: number("measure", 48) * 1_000_000,
+        warm_up: number("warm-up", 8) * 1_000_000,
+        measure: number("measure", 32) * 1_000_000,
         patience: 400_000_000,
     };
     let wanted = |cell: &Cell| {
@@ -69,8 +72,11 @@ pub(crate) extern "C" fn main(start_info: u64, index: usize) -> ! {
             && word("over").is_none_or(|over| over.parse() == Ok(cell.overcommit))
             && word("halts").is_none_or(|halts| halts.parse() == Ok(cell.halts))
     };
-    for cell in Cell::all().filter(wanted) {
-        measure::cell(info.module(), &cell, times, false);
+    trials::all(info.module(), &times);
+    match word("profile") {
+        Some("none") => {}
+        Some("short") => Cell::short().filter(wanted).for_each(|cell| measure::cell(info.module(), &cell, times)),
+        _ => Cell::all().filter(wanted).for_each(|cell| measure::cell(info.module(), &cell, times)),
     }
     line!(r#"{{"done":true}}"#);
     end(true)

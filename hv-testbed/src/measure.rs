@@ -13,13 +13,15 @@ use pvlock_guest_image::LockKind;
 use pvlock_host::Statistics;
 use pvlock_hv_testbed::cells::Cell;
 
+/// Entries of a traced run: some 20 ms of it.
+const TRACE: usize = 1 << 12;
+
 /// How long everything in a run is.
 #[derive(Clone, Copy)]
 pub(crate) struct Times {
     /// Iterations of work inside the lock and outside.
     pub(crate) inside: u64,
     pub(crate) outside: u64,
-    pub(crate) chain: u32,
     /// The phases, in ns.
     pub(crate) warm_up: u64,
     pub(crate) measure: u64,
@@ -41,7 +43,7 @@ impl Conductor {
     }
 
     /// Looks at the job; whether it has ended, one way or the other.
-    pub(crate) fn look(&mut self, vm: &Vm) -> bool {
+    pub(crate) fn look(&mut self, run: &Run, vm: &Vm) -> bool {
         let (job, now) = (vm.job(), apic::now());
         let vcpus = vm.vcpus as u32;
         let lasted = now - self.since;
@@ -52,9 +54,11 @@ impl Conductor {
         };
         match job.phase.load(Ordering::Relaxed) {
             _ if vm.stopped.load(Ordering::Relaxed) => return true,
+            phase::WARM_UP | phase::MEASURE if job.ended.load(Ordering::Acquire) == vcpus => return true,
             phase::READY if job.ready.load(Ordering::Acquire) == vcpus => enter(phase::WARM_UP),
             phase::WARM_UP if lasted >= self.times.warm_up => {
                 self.began = now;
+                run.trace.begin();
                 enter(phase::MEASURE);
             }
             phase::MEASURE if lasted >= self.times.measure => {
@@ -161,17 +165,16 @@ impl core::fmt::Display for Decisions<'_> {
     }
 }
 
-/// Runs a cell and prints its line; `traced`: and its schedule.
-pub(crate) fn cell(image: &[u8], cell: &Cell, times: Times, traced: bool) {
+/// Runs a cell and prints its line, and its schedule if it is one of those whose map is drawn.
+pub(crate) fn cell(image: &[u8], cell: &Cell, times: Times) {
+    let traced = cell.is_drawn();
     let cpus = apic::cpus().min(MAX_CPUS);
-    let mut config = cell.config();
-    config.policy.chain = times.chain;
-    let vm = Vm::new(0, 0, cpus * cell.overcommit, Program::Image(image), config);
+    let vm = Vm::new(0, 0, cpus * cell.overcommit, Program::Image(image), cell.config());
     fill_in(&vm, cell.lock, &times, 0);
-    let trace = Trace::new(if traced { 1 << 14 } else { 0 });
+    let trace = Trace::new(if traced { TRACE } else { 0 });
     let run = Run::new(vec![vm], trace);
     let mut conductor = Conductor::new(times);
-    run.go(&mut |run| conductor.look(&run.vms[0]));
+    run.go(&mut |run| conductor.look(run, &run.vms[0]));
 
     let vm = &run.vms[0];
     let events = |counter: &core::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
@@ -219,7 +222,7 @@ pub(crate) fn cell(image: &[u8], cell: &Cell, times: Times, traced: bool) {
         Decisions(&counts),
     );
     if traced {
-        run.trace.print(policy, conductor.began);
+        run.trace.print(policy);
     }
     drop(run);
     // SAFETY: the run was all there was on the heap.

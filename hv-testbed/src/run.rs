@@ -109,6 +109,12 @@ impl Run {
         }
     }
 
+    /// How often the timer has ended a turn of a vCPU that has not ended itself. For after the run.
+    pub(crate) fn preemptions(&mut self, vm: usize, vcpu: usize) -> u64 {
+        let number = self.vms[vm].first + vcpu;
+        self.slots[number].vcpu.get_mut().preemptions
+    }
+
     fn schedule(&self, mut watch: Option<&mut dyn FnMut(&Self) -> bool>) {
         let cpu = cpu::index();
         let mut seen = cpu::ticks();
@@ -193,6 +199,7 @@ impl Run {
                     }
                 }
                 Do::End => {
+                    vcpu.preemptions = 0;
                     vm.engine.idle(vcpu.id);
                     self.scheduler.lock().end(number);
                     break;
@@ -201,6 +208,7 @@ impl Run {
             self.tick(watch, seen);
             if self.scheduler.lock().has_had_enough(number, ran(), slice) {
                 self.leaves(vm, vcpu);
+                vcpu.preemptions += 1;
                 self.scheduler.lock().preempt(number, ran());
                 break;
             }
@@ -238,7 +246,7 @@ impl Run {
     fn leaves(&self, vm: &Vm, vcpu: &Vcpu) {
         vm.engine.scheduled_out(vcpu.id);
         let holds = |other| vm.engine.wait_of(other).is_some_and(|wait| wait.holder == Some(vcpu.id));
-        if self.trace.is_wanted() && vm.engine.vcpus().any(holds) {
+        if self.trace.is_on() && vm.engine.vcpus().any(holds) {
             self.trace.mark(Mark::Hold, vm.id, vcpu.id.index());
         }
     }

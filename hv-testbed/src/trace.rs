@@ -4,6 +4,7 @@ use crate::irq_lock::IrqLock;
 use crate::serial::line;
 use crate::{apic, cpu};
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
 use lock_api::Mutex;
 
 /// What can happen at one moment.
@@ -24,22 +25,31 @@ enum Entry {
 }
 
 /// A trace; of no capacity if nobody wants one.
-pub(crate) struct Trace(Mutex<IrqLock, Vec<Entry>>);
+pub(crate) struct Trace {
+    entries: Mutex<IrqLock, Vec<Entry>>,
+    /// When it began, in ns; it has not if this is the end of time.
+    from: AtomicU64,
+}
 
 impl Trace {
     /// Room for so many entries; what comes later is lost.
     pub(crate) fn new(capacity: usize) -> Self {
-        Self(Mutex::new(Vec::with_capacity(capacity)))
+        Self { entries: Mutex::new(Vec::with_capacity(capacity)), from: AtomicU64::new(u64::MAX) }
     }
 
-    /// Whether somebody does.
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.0.lock().capacity() > 0
+    /// From now on.
+    pub(crate) fn begin(&self) {
+        self.from.store(apic::now(), Ordering::Relaxed);
+    }
+
+    /// Whether it has begun, and somebody wants it.
+    pub(crate) fn is_on(&self) -> bool {
+        self.from.load(Ordering::Relaxed) != u64::MAX && self.entries.lock().capacity() > 0
     }
 
     fn push(&self, entry: Entry) {
-        let mut entries = self.0.lock();
-        if entries.len() < entries.capacity() {
+        let mut entries = self.entries.lock();
+        if self.from.load(Ordering::Relaxed) != u64::MAX && entries.len() < entries.capacity() {
             entries.push(entry);
         }
     }
@@ -52,27 +62,25 @@ impl Trace {
         self.push(Entry::Span { cpu: cpu::index(), start, end: apic::now(), vm, vcpu });
     }
 
-    /// Prints what ended after `from`, with times since then, under the name of a run.
-    pub(crate) fn print(&self, name: &str, from: u64) {
-        for entry in self.0.lock().iter() {
+    /// Prints all of it under the name of a run, with times since it began.
+    pub(crate) fn print(&self, name: &str) {
+        let from = self.from.load(Ordering::Relaxed);
+        for entry in self.entries.lock().iter() {
             match *entry {
-                Entry::Span { cpu, start, end, vm, vcpu } if end > from => line!(
+                Entry::Span { cpu, start, end, vm, vcpu } => line!(
                     r#"{{"of":"{name}","span":{{"cpu":{cpu},"start":{},"end":{},"vm":{vm},"vcpu":{vcpu}}}}}"#,
                     start.saturating_sub(from),
-                    end - from
+                    end.saturating_sub(from)
                 ),
-                Entry::Mark { cpu, at, kind, vm, vcpu } if at > from => {
+                Entry::Mark { cpu, at, kind, vm, vcpu } => {
                     let kind = match kind {
                         Mark::Park => "park",
                         Mark::Kick => "kick",
                         Mark::Hold => "hold",
                     };
-                    line!(
-                        r#"{{"of":"{name}","mark":{{"cpu":{cpu},"at":{},"kind":"{kind}","vm":{vm},"vcpu":{vcpu}}}}}"#,
-                        at - from
-                    );
+                    let at = at.saturating_sub(from);
+                    line!(r#"{{"of":"{name}","mark":{{"cpu":{cpu},"at":{at},"kind":"{kind}","vm":{vm},"vcpu":{vcpu}}}}}"#);
                 }
-                Entry::Span { .. } | Entry::Mark { .. } => {}
             }
         }
     }

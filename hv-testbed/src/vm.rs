@@ -74,6 +74,8 @@ pub(crate) struct Vcpu {
     pub(crate) vmcb: Box<Vmcb>,
     pub(crate) registers: Box<Registers>,
     pub(crate) filter: PauseFilter,
+    /// Turns that the timer ended.
+    pub(crate) preemptions: u64,
     /// The CPU whose TLB may know it.
     pub(crate) last_cpu: usize,
 }
@@ -209,7 +211,7 @@ impl Vm {
         vmcb.pat = 0x0007_0406_0007_0406;
         let mut registers = Box::new(Registers::new());
         (registers.rdi, registers.rsi) = (id.index() as u64, layout::BOOT_PAGE);
-        Vcpu { id, vmcb, registers, filter: PauseFilter::new(), last_cpu: usize::MAX }
+        Vcpu { id, vmcb, registers, filter: PauseFilter::new(), preemptions: 0, last_cpu: usize::MAX }
     }
 }
 
