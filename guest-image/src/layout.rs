@@ -104,7 +104,8 @@ const LARGE_LEAF: u64 = 0x80;
 pub fn page_tables(ram_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
     let table = |page: u64| PAGE_DIRECTORIES + page / 512 * PAGE;
     let pages = 0..ram_bytes / LARGE_PAGE;
-    let leaves = pages.clone().map(move |page| (table(page) + page % 512 * 8, (page * LARGE_PAGE) | PRESENT_WRITE_USER | LARGE_LEAF));
+    let leaves =
+        pages.clone().map(move |page| (table(page) + page % 512 * 8, (page * LARGE_PAGE) | PRESENT_WRITE_USER | LARGE_LEAF));
     let directories = pages.step_by(512).map(move |page| (PDPT + page / 512 * 8, table(page) | PRESENT_WRITE_USER));
     core::iter::once((PML4, PDPT | PRESENT_WRITE_USER)).chain(directories).chain(leaves)
 }

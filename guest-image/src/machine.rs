@@ -3,7 +3,9 @@
 use crate::entry;
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use pvlock_guest::hypercalls::{Doorbell, Host, Instruction, NativeCpuid, Pio, Ring, Status, Transport, Vmcall, discover, native_instruction};
+use pvlock_guest::hypercalls::{
+    Doorbell, Host, Instruction, NativeCpuid, Pio, Ring, Status, Transport, Vmcall, discover, native_instruction,
+};
 use pvlock_guest::protocol::{PAGE_SIZE, SlotIndex, VcpuId};
 use pvlock_guest::{Guest, GuestRef, Platform, Word};
 use pvlock_guest_image::job::Protected;

@@ -56,7 +56,8 @@ impl Cell {
 
     /// Those that show each policy at work on each lock, and nothing else: the short profile.
     pub fn short() -> impl Iterator<Item = Self> {
-        Self::all().filter(|cell| cell.overcommit == 4 && cell.wake_ahead == 0 && (!cell.halts || cell.policy == "park-on-previous"))
+        Self::all()
+            .filter(|cell| cell.overcommit == 4 && cell.wake_ahead == 0 && (!cell.halts || cell.policy == "park-on-previous"))
     }
 
     /// Whether its schedule is kept: one run for each policy, of the strict lock, which shows most.

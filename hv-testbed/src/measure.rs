@@ -8,8 +8,8 @@ use crate::vm::{LOG, Program, Vm};
 use crate::{apic, memory};
 use alloc::vec;
 use core::sync::atomic::Ordering;
-use pvlock_guest_image::job::{Job, LogEntry, WAIT_BUCKETS, Workload, phase, wait_bucket, wait_of_bucket};
 use pvlock_guest_image::LockKind;
+use pvlock_guest_image::job::{Job, LogEntry, WAIT_BUCKETS, Workload, phase, wait_bucket, wait_of_bucket};
 use pvlock_host::Statistics;
 use pvlock_hv_testbed::cells::Cell;
 

@@ -23,7 +23,9 @@
 #![doc = include_str!("../budget.md")]
 
 mod children;
+mod hv;
 mod libtest;
+mod packages;
 mod run;
 mod steps;
 mod summary;
@@ -44,7 +46,7 @@ struct Cli {
     command: Command,
 }
 
-/// `mutate`, `stock-kvm` and `soak` will stand here: what takes longer, or needs more than Rust, than `test` may.
+/// `mutate`, `stock-kvm` and `soak` will stand here too: what takes longer, or needs more than Rust, than `test` may.
 #[derive(Subcommand)]
 enum Command {
     /// Run every check, or only the steps named.
@@ -53,11 +55,14 @@ enum Command {
         #[arg(value_name = "STEP", value_parser = steps::NAMES)]
         only: Vec<String>,
     },
+    /// Boot the bare-metal hypervisor of hv-testbed under emulation, and run guests on it with each policy.
+    Hv(hv::Options),
 }
 
 fn main() -> ExitCode {
     let result = children::end_on_signals().and_then(|()| match Cli::parse().command {
         Command::Test { only } => test(&only),
+        Command::Hv(options) => hv::run(&options),
     });
     result.unwrap_or_else(|error| {
         eprintln!("error: {error}");

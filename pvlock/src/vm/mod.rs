@@ -42,9 +42,9 @@ pub use error::VmError;
 pub use image::ImageError;
 pub use kind::{DEVICE, KvmError, KvmKind, open, open_at};
 pub use kvm_bindings::kvm_cpuid_entry2;
-pub use pvlock_guest_image::layout;
 pub use kvm_ioctls::VcpuExit;
 pub use memory::{GuestMemory, OutOfRange};
+pub use pvlock_guest_image::layout;
 pub use running::{DUMP_LIMIT, RunningVm, STOP_LIMIT, Stopper, VmFailure, VmOutcome};
 pub use vcpu::{Next, VcpuEnd, VcpuError};
 
