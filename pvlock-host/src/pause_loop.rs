@@ -150,9 +150,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.placement(vcpu, scheduler) == Placement::Preempted && scheduler.backlog(vcpu) != Some(0)
     }
 
-    /// The holder, then the waiters ahead from the nearest on.
+    /// The holder, else of the waiters ahead, as far as they are looked at, the one whose turn comes first.
     fn ahead(&self, vcpu: VcpuId, wait: &Wait, scheduler: &dyn Scheduler) -> Ahead {
-        let holder = self.usable(vcpu, wait.holder);
+        let published = |other| self.registered().and_then(|region| region.wait_for(other, wait.lock));
+        // Who waits for the lock itself holds it no more: the lock has gone to somebody who has not run since.
+        let holder = self.usable(vcpu, wait.holder).filter(|&holder| published(holder).is_none());
         let previous = self.usable(vcpu, wait.predecessor);
         if let Some(holder) = holder
             && self.wants_cpu(holder, scheduler)
@@ -160,15 +162,18 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             return Ahead::OffCpu(holder, Boost::Holder);
         }
         let (mut at, mut ticket) = (previous, wait.ticket);
+        let mut first = None;
         for _ in 0..self.config.policy.look_ahead {
             let Some(other) = at.filter(|&other| Some(other) != holder) else { break };
             if self.wants_cpu(other, scheduler) {
-                return Ahead::OffCpu(other, Boost::Predecessor);
+                first = Some(other);
             }
             // Its own record must agree that it is the one before; else it is not, or no longer.
             ticket = ticket.wrapping_sub(1);
-            let published = self.registered().and_then(|region| region.wait_for(other, wait.lock));
-            at = published.filter(|wait| wait.ticket == ticket).and_then(|wait| self.usable(vcpu, wait.predecessor));
+            at = published(other).filter(|wait| wait.ticket == ticket).and_then(|wait| self.usable(vcpu, wait.predecessor));
+        }
+        if let Some(first) = first {
+            return Ahead::OffCpu(first, Boost::Predecessor);
         }
         let running = if holder.is_some() { Resume::HolderRunning } else { Resume::PreviousRunning };
         match holder.or(previous).map(|awaited| self.placement(awaited, scheduler)) {
