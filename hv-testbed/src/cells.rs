@@ -1,7 +1,7 @@
 //! What is run: every policy with every lock at every overcommit.
 
 use pvlock_guest_image::LockKind;
-use pvlock_host::{Config, PauseLoop, Policy, Queue, RunStates, protocol::HostFlags};
+use pvlock_host::{Config, PauseLoop, Policy, Queue, RunStates, Window, protocol::HostFlags};
 
 /// The policies that are compared, by the names of [`Policy::NAMED`], and how many sleepers a resuming vCPU wakes early.
 pub const POLICIES: [(&str, u32); 8] = [
@@ -22,6 +22,9 @@ pub const OVERCOMMIT: [usize; 3] = [1, 2, 4];
 /// Longest sleep, in ns: longer than any wait of a healthy run, shorter than a run.
 const DEADLINE_NS: u64 = 50_000_000;
 
+/// The pause-loop window in ticks, where it does not adapt, and where it begins.
+pub const WINDOW: u64 = 20_000;
+
 /// One run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cell {
@@ -35,6 +38,8 @@ pub struct Cell {
     pub overcommit: usize,
     /// Whether waiters may halt. Where not, pause-loop exits are all that the host sees of a wait.
     pub halts: bool,
+    /// Whether the pause-loop window, and the waiters' spin budget with it, adapts.
+    pub adapts: bool,
 }
 
 impl Cell {
@@ -44,7 +49,11 @@ impl Cell {
         let cells = OVERCOMMIT.into_iter().flat_map(|overcommit| {
             LOCKS.into_iter().flat_map(move |lock| {
                 [false, true].into_iter().flat_map(move |halts| {
-                    POLICIES.into_iter().map(move |(policy, wake_ahead)| Self { lock, policy, wake_ahead, overcommit, halts })
+                    POLICIES.into_iter().flat_map(move |(policy, wake_ahead)| {
+                        let adapting = policy == "park-on-previous" && wake_ahead == 0 && halts;
+                        let cell = move |adapts| Self { lock, policy, wake_ahead, overcommit, halts, adapts };
+                        [false, true].into_iter().filter(move |adapts| adapting || !adapts).map(cell)
+                    })
                 })
             })
         });
@@ -56,8 +65,9 @@ impl Cell {
 
     /// Those that show each policy at work on each lock, and nothing else: the short profile.
     pub fn short() -> impl Iterator<Item = Self> {
-        Self::all()
-            .filter(|cell| cell.overcommit == 4 && cell.wake_ahead == 0 && (!cell.halts || cell.policy == "park-on-previous"))
+        Self::all().filter(|cell| {
+            cell.overcommit == 4 && cell.wake_ahead == 0 && !cell.adapts && (!cell.halts || cell.policy == "park-on-previous")
+        })
     }
 
     /// Whether its schedule is kept: one run for each policy, of the strict lock, which shows most.
@@ -67,7 +77,9 @@ impl Cell {
 
     /// The engine's settings for it.
     pub fn config(&self) -> Config {
-        let policy = Policy::named(self.policy).unwrap_or_default();
+        // It grows to a third of a time slice at most.
+        let window = self.adapts.then_some(Window { floor: WINDOW, start: WINDOW, ceiling: 16 * WINDOW, ..Window::default() });
+        let policy = Policy { window, ..Policy::named(self.policy).unwrap_or_default() };
         Config {
             queue: if policy.pause_loop == PauseLoop::ParkOnHolder { Queue::Holder } else { Queue::Previous },
             wake_ahead: self.wake_ahead,

@@ -14,11 +14,10 @@ use pvlock_guest_image::port;
 use pvlock_host::hypercalls::{Access, Doorbell, Offer, Status, Transport, Vmcall};
 use pvlock_host::protocol::Features;
 use pvlock_host::{Resume, Setting, Verdict};
+use pvlock_hv_testbed::cells::WINDOW;
 use pvlock_hv_testbed::vmcb::Exit;
 use x86::cpuid::cpuid;
 
-/// How long a vCPU spins until a pause-loop exit, in ticks, where the policy does not say.
-const WINDOW: u64 = 20_000;
 /// PAUSEs further apart belong to different loops, in ticks: the emulator's CPUs take turns, which are a timer tick long.
 const GAP: u64 = 4 * TICK_NS;
 /// What a PAUSE is made to take that is intercepted only to be counted, in ns. It bounds how many of them there are: emulating an
@@ -104,8 +103,10 @@ fn pause(host: &Host<'_>, vcpu: &mut Vcpu) -> Do {
         Some(Setting::Ticks(ticks)) => ticks,
         Some(Setting::Exponent(_)) | None => WINDOW,
     };
-    // A CPU that counts PAUSEs itself lets out only one that is one too many.
-    if vcpu.vmcb.pause_filter_count == 0 && !vcpu.filter.pause(cpu::ticks_now(), window, GAP) {
+    if vcpu.counts_pauses() {
+        // This one was one too many. The window may have changed.
+        vcpu.count_pauses(window);
+    } else if !vcpu.filter.pause(cpu::ticks_now(), window, GAP) {
         apic::pass(PAUSE_NS);
         return GO_ON;
     }

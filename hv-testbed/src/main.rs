@@ -63,7 +63,7 @@ pub(crate) extern "C" fn main(start_info: u64, index: usize) -> ! {
         inside: number("inside", 400),
         outside: number("outside", 400),
         warm_up: number("warm-up", 8) * 1_000_000,
-        measure: number("measure", 32) * 1_000_000,
+        measure: number("measure", if word("profile") == Some("short") { 32 } else { 64 }) * 1_000_000,
         patience: 400_000_000,
     };
     let wanted = |cell: &Cell| {

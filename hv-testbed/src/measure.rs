@@ -183,10 +183,10 @@ pub(crate) fn cell(image: &[u8], cell: &Cell, times: Times) {
     let ticks = |ns: u64| (u128::from(ns) * u128::from(apic::tsc_hz()) / 1_000_000_000) as u64;
     let hand_overs = HandOvers::read(vm.job(), vm.log(), ticks(conductor.began), ticks(conductor.stopped));
     let name = cell.lock.name();
-    let Cell { policy, wake_ahead, overcommit, halts, .. } = *cell;
+    let Cell { policy, wake_ahead, overcommit, halts, adapts, .. } = *cell;
     let tsc_mhz = apic::tsc_hz() / 1_000_000;
     line!(
-        r#"{{"run":{{"lock":"{name}","policy":"{policy}","wake_ahead":{wake_ahead},"halting":{halts},"overcommit":{overcommit},"vcpus":{},"cpus":{cpus},"ns":{},"acquired":{},"acquired_in_all":{},"hand_overs":{},"hand_over_ns":{},"hand_over_median_ns":{},"hand_over_p99_ns":{},"pauses":{},"pause_loops":{},"holder_preempted":{},"switches":{},"halts":{},"latched":{},"kicks":{},"parks":{},"queued":{},"drained":{},"served":{},"kicked":{},"spurious":{},"forced":{},"cycles":{},"refused":{},"wakes":{},"before_previous":{},"before_earlier":{},"not_drained":{},"exact":{},"in_sequence":{},"stopped":{},"engine_bytes":{},"decisions":{{{}}}}}}}"#,
+        r#"{{"run":{{"lock":"{name}","policy":"{policy}","wake_ahead":{wake_ahead},"halting":{halts},"adapting":{adapts},"overcommit":{overcommit},"vcpus":{},"cpus":{cpus},"ns":{},"acquired":{},"acquired_in_all":{},"hand_overs":{},"hand_over_ns":{},"hand_over_median_ns":{},"hand_over_p99_ns":{},"pauses":{},"pause_loops":{},"holder_preempted":{},"switches":{},"halts":{},"latched":{},"kicks":{},"parks":{},"queued":{},"drained":{},"served":{},"kicked":{},"spurious":{},"forced":{},"cycles":{},"refused":{},"wakes":{},"before_previous":{},"before_earlier":{},"not_drained":{},"exact":{},"in_sequence":{},"stopped":{},"engine_bytes":{},"decisions":{{{}}}}}}}"#,
         vm.vcpus,
         conductor.stopped - conductor.began,
         sum(vm, |done| done.measured.load(Ordering::Relaxed)),

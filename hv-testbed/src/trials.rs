@@ -50,7 +50,8 @@ const PROGRAMS: [(&str, &[u8]); 7] = [
 pub(crate) fn all(image: &[u8], times: &Times) {
     // Long enough for all sections, whatever the other guest does.
     let times = Times { measure: 2_000_000_000, ..*times };
-    let cell = Cell { lock: LockKind::Ticket, policy: "park-on-previous", wake_ahead: 0, overcommit: 2, halts: true };
+    let cell =
+        Cell { lock: LockKind::Ticket, policy: "park-on-previous", wake_ahead: 0, overcommit: 2, halts: true, adapts: false };
     for (name, code) in PROGRAMS {
         let good = Vm::new(0, 0, apic::cpus() * cell.overcommit, Program::Image(image), cell.config());
         fill_in(&good, cell.lock, &times, SECTIONS);

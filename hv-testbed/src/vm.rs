@@ -14,6 +14,7 @@ use lock_api::Mutex;
 use pvlock_guest_image::job::{Job, LogEntry};
 use pvlock_guest_image::{BootPage, VcpuBlock, boot, layout};
 use pvlock_host::{Config, Engine, Mapped, protocol::VcpuId};
+use pvlock_hv_testbed::cells::WINDOW;
 use pvlock_hv_testbed::pause_filter::PauseFilter;
 use pvlock_hv_testbed::vmcb::{INJECT_GP, INJECT_UD, Segment, V_INTR_MASKING, Vmcb, intercept};
 use pvlock_hv_testbed::wake_order::WakeOrder;
@@ -28,6 +29,9 @@ const _: () = assert!(LOG_AT + (LOG * size_of::<LogEntry>()) as u64 <= memory::R
 const USED: u64 = LOG_AT + (LOG * size_of::<LogEntry>()) as u64;
 /// Where a program that is no guest image is put.
 pub(crate) const PROGRAM: u64 = layout::IMAGE.start;
+
+/// CPUID 8000_000A EDX: the CPU counts PAUSEs, and sees gaps between loops.
+const PAUSE_FILTER: u32 = 1 << 10 | 1 << 12;
 
 #[repr(C, align(4096))]
 struct Table([u64; 512]);
@@ -211,11 +215,31 @@ impl Vm {
         vmcb.pat = 0x0007_0406_0007_0406;
         let mut registers = Box::new(Registers::new());
         (registers.rdi, registers.rsi) = (id.index() as u64, layout::BOOT_PAGE);
-        Vcpu { id, vmcb, registers, filter: PauseFilter::new(), preemptions: 0, last_cpu: usize::MAX }
+        let mut vcpu = Vcpu { id, vmcb, registers, filter: PauseFilter::new(), preemptions: 0, last_cpu: usize::MAX };
+        if x86::cpuid::cpuid!(0x8000_000a).edx & PAUSE_FILTER == PAUSE_FILTER {
+            vcpu.count_pauses(WINDOW);
+        }
+        vcpu
     }
 }
 
+/// What a PAUSE and the rest of its loop take, in cycles, to turn a window of ticks into a count of PAUSEs.
+const CYCLES_PER_PAUSE: u64 = 64;
+/// Two PAUSEs of one loop are no further apart, in cycles.
+const FILTER_THRESHOLD: u16 = 1 << 10;
+
 impl Vcpu {
+    /// Whether the CPU counts this vCPU's PAUSEs, and lets out only those that are too many (APM volume 2, 15.14.4).
+    pub(crate) fn counts_pauses(&self) -> bool {
+        self.vmcb.pause_filter_count > 0
+    }
+
+    /// Has the CPU count PAUSEs up to a window in ticks.
+    pub(crate) fn count_pauses(&mut self, window: u64) {
+        self.vmcb.pause_filter_count = (window / CYCLES_PER_PAUSE).clamp(1, u16::MAX.into()) as u16;
+        self.vmcb.pause_filter_threshold = FILTER_THRESHOLD;
+    }
+
     /// The guest's instruction is one that this CPU does not have.
     pub(crate) fn inject_ud(&mut self) {
         self.vmcb.inject = INJECT_UD;

@@ -24,6 +24,7 @@ struct Run {
     policy: String,
     wake_ahead: u32,
     halting: bool,
+    adapting: bool,
     overcommit: u32,
     ns: u64,
     acquired: u64,
@@ -204,7 +205,8 @@ impl Run {
 
     fn host(&self) -> String {
         let ahead = if self.wake_ahead > 0 { format!(" +{}", self.wake_ahead) } else { String::new() };
-        format!("{}{ahead}", self.policy)
+        let window = if self.adapting { " ~" } else { "" };
+        format!("{}{ahead}{window}", self.policy)
     }
 
     fn faults(&self) -> Vec<String> {
@@ -292,7 +294,10 @@ impl fmt::Display for Report {
             f,
             "release to next acquisition; in order: woken behind the waiter before; first: no earlier ticket was asleep then;"
         )?;
-        writeln!(f, "holder off: pause-loop exits whose lock's holder was off its CPU")?;
+        writeln!(
+            f,
+            "holder off: pause-loop exits whose lock's holder was off its CPU; +1: wakes one sleeper early; ~: adaptive window"
+        )?;
         self.compare(f)?;
         for (trial, misdeeds) in &self.trials {
             let first = misdeeds.first().map_or("nothing", |misdeed| &misdeed.what);
@@ -314,6 +319,7 @@ impl Report {
                         && run.halting == halting
                         && run.policy == policy
                         && run.wake_ahead == 0
+                        && !run.adapting
                 })
             };
             let Some(parked) = find("park-on-previous") else { continue };
@@ -351,7 +357,7 @@ mod tests {
         lines
     }
 
-    const RUN: &str = r#"{"run":{"lock":"ticket","policy":"park-on-previous","wake_ahead":0,"halting":false,"overcommit":4,"ns":1000000,"acquired":10,"acquired_in_all":20,"hand_over_ns":3,"hand_over_p99_ns":4,"pause_loops":5,"holder_preempted":6,"parks":7,"wakes":7,"before_previous":0,"before_earlier":1,"not_drained":0,"halts":0,"forced":0,"refused":0,"exact":true,"in_sequence":true,"stopped":false}}"#;
+    const RUN: &str = r#"{"run":{"lock":"ticket","policy":"park-on-previous","wake_ahead":0,"halting":false,"adapting":false,"overcommit":4,"ns":1000000,"acquired":10,"acquired_in_all":20,"hand_over_ns":3,"hand_over_p99_ns":4,"pause_loops":5,"holder_preempted":6,"parks":7,"wakes":7,"before_previous":0,"before_earlier":1,"not_drained":0,"halts":0,"forced":0,"refused":0,"exact":true,"in_sequence":true,"stopped":false}}"#;
 
     fn faults(lines: &[String]) -> Vec<String> {
         Report::read(lines, false).faults()
