@@ -1,6 +1,7 @@
 //! From the loader to [`crate::main`], on every CPU.
 //!
-//! Follows: the PVH boot protocol (32-bit protected mode, paging off, ebx = start info); AMD64 APM volume 2, chapter 14
+//! Follows: the PVH boot protocol, and the Multiboot specification 0.6.96 for loaders that do not know it (both: 32-bit protected
+//! mode, paging off, ebx = address of what the loader says); AMD64 APM volume 2, chapter 14
 //! "Processor Initialization and Long Mode Activation" and 16.4 for the start of application processors by INIT and SIPI.
 
 use core::arch::global_asm;
@@ -48,6 +49,11 @@ global_asm!(
 
     ".section .text.start, \"ax\"",
     ".code32",
+    // The Multiboot header: pages aligned, addresses given here, as the file is one for 64 bits. The file is laid out as memory is.
+    ".balign 4",
+    "multiboot_header:",
+    ".long 0x1badb002, 0x10001, -(0x1badb002 + 0x10001)",
+    ".long multiboot_header, image_start, data_end, bss_end, pvh_start",
     ".global pvh_start",
     "pvh_start:",
     "cld",
@@ -150,9 +156,17 @@ pub(crate) fn install_trampoline() {
     unsafe { core::ptr::copy_nonoverlapping(start, core::ptr::with_exposed_provenance_mut(TRAMPOLINE as usize), length) };
 }
 
-/// What the loader hands over (`hvm_start_info` of the PVH protocol).
-#[repr(C)]
+/// What the loader hands over.
 pub(crate) struct StartInfo {
+    /// The first module: the guest image.
+    pub(crate) module: &'static [u8],
+    /// The command line.
+    pub(crate) command_line: &'static str,
+}
+
+/// `hvm_start_info` of the PVH protocol.
+#[repr(C)]
+struct Pvh {
     magic: u32,
     version: u32,
     flags: u32,
@@ -161,49 +175,66 @@ pub(crate) struct StartInfo {
     command_line: u64,
 }
 
+/// Address and size of a module, as PVH lists them.
 #[repr(C)]
-struct Module {
+struct PvhModule {
     address: u64,
     size: u64,
-    command_line: u64,
-    reserved: u64,
 }
 
+/// The Multiboot information.
+#[repr(C)]
+struct Multiboot {
+    flags: u32,
+    unused: [u32; 3],
+    command_line: u32,
+    modules: u32,
+    module_list: u32,
+}
+
+/// Start and end of a module, as Multiboot lists them.
+#[repr(C)]
+struct MultibootModule {
+    start: u32,
+    end: u32,
+}
+
+const PVH_MAGIC: u32 = 0x336e_c578;
+/// Multiboot's flags: there is a command line, there are modules.
+const MULTIBOOT_FLAGS: u32 = 1 << 2 | 1 << 3;
+
 impl StartInfo {
-    /// The one that the loader put at `address`.
+    /// What the loader put at `address`.
     ///
     /// # Safety
     ///
-    /// `address` is what the loader passed to the entry, and nothing has written to memory below the hypervisor since.
-    pub(crate) unsafe fn at(address: u64) -> &'static Self {
-        // SAFETY: the caller's contract; the protocol says that such a structure is there.
-        let info = unsafe { &*core::ptr::with_exposed_provenance::<Self>(address as usize) };
-        assert!(info.magic == 0x336e_c578, "booted by something that is no PVH loader");
-        info
-    }
-
-    /// The first module: the guest image.
-    pub(crate) fn module(&self) -> &'static [u8] {
-        assert!(self.modules > 0, "no guest image: pass it as the initrd");
-        // SAFETY: the protocol says that so many modules are listed here, in memory that stays as it is.
+    /// `address` is what the loader passed to the entry, and nothing has written to memory outside the hypervisor since.
+    pub(crate) unsafe fn at(address: u64) -> Self {
+        // SAFETY: the caller's contract. Both protocols say that such a structure is there, which PVH's begins with its magic number
+        // and Multiboot's with flags that are smaller; and that the module and the string that ends with 0 are where it says.
         unsafe {
-            let module = &*core::ptr::with_exposed_provenance::<Module>(self.module_list as usize);
-            core::slice::from_raw_parts(core::ptr::with_exposed_provenance(module.address as usize), module.size as usize)
+            let pvh = &*at::<Pvh>(address);
+            let (start, size, line) = if pvh.magic == PVH_MAGIC {
+                assert!(pvh.modules > 0, "no guest image: pass it as the initrd");
+                let module = &*at::<PvhModule>(pvh.module_list);
+                (module.address, module.size, pvh.command_line)
+            } else {
+                let multiboot = &*at::<Multiboot>(address);
+                let whole = multiboot.flags & MULTIBOOT_FLAGS == MULTIBOOT_FLAGS && multiboot.modules > 0;
+                assert!(whole, "no guest image: pass it as a module");
+                let module = &*at::<MultibootModule>(multiboot.module_list.into());
+                (module.start.into(), u64::from(module.end - module.start), multiboot.command_line.into())
+            };
+            let line = at::<u8>(line);
+            // Volatile, so that the loop is not taken for C's strlen, which is not here.
+            let length = if line.is_null() { 0 } else { (0..).take_while(|&n| line.add(n).read_volatile() != 0).count() };
+            let line = core::slice::from_raw_parts(if length > 0 { line } else { at(1) }, length);
+            let module = core::slice::from_raw_parts(at::<u8>(start), size as usize);
+            Self { module, command_line: core::str::from_utf8(line).unwrap_or("") }
         }
     }
+}
 
-    /// The command line.
-    pub(crate) fn command_line(&self) -> &'static str {
-        if self.command_line == 0 {
-            return "";
-        }
-        let start: *const u8 = core::ptr::with_exposed_provenance(self.command_line as usize);
-        // SAFETY: the protocol says that a string that ends with 0 is here, in memory that stays as it is. (Volatile, so that
-        // the loop is not taken for C's strlen, which is not here.)
-        let text = unsafe {
-            let length = (0..).take_while(|&at| start.add(at).read_volatile() != 0).count();
-            core::slice::from_raw_parts(start, length)
-        };
-        core::str::from_utf8(text).unwrap_or("")
-    }
+fn at<T>(address: u64) -> *const T {
+    core::ptr::with_exposed_provenance(address as usize)
 }

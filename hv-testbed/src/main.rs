@@ -1,12 +1,14 @@
 //! A hypervisor for AMD SVM, small enough to be read in an evening, that links `pvlock-host`: it sees what a hypervisor in user
 //! space never does, pause-loop exits and its vCPUs coming and going.
 //!
-//! Boots as a PVH kernel; the guest image is its initrd, and the command line says what to run:
+//! Boots as a PVH kernel with the guest image as initrd, or as a Multiboot kernel with it as first module. The command line says what
+//! to run:
 //!
 //! | word | |
 //! |---|---|
 //! | `cpus=N` | CPUs to wait for |
 //! | `profile=short`, `full` | which cells are run; `none` only has the trials |
+//! | `trials=none` | leaves out the guests that misbehave |
 //! | `lock=`, `policy=`, `over=`, `halts=` | only the cells of this lock, policy, overcommit, with or without halts |
 //! | `inside=N`, `outside=N` | iterations of work inside the lock and outside |
 //! | `warm-up=N`, `measure=N` | length of the phases in ms |
@@ -51,12 +53,14 @@ pub(crate) extern "C" fn main(start_info: u64, index: usize) -> ! {
     }
     // SAFETY: the boot code passes on what the loader passed, and nothing has been written to but our own memory.
     let info = unsafe { StartInfo::at(start_info) };
+    serial::set_up();
     apic::calibrate();
-    let word = |name: &str| info.command_line().split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
+    let word = |name: &str| info.command_line.split_whitespace().find_map(|word| word.strip_prefix(name)?.strip_prefix('='));
     let cpus = word("cpus").and_then(|number| number.parse().ok()).unwrap_or(1);
     apic::start_others(cpus);
     Run::start_ticking();
-    line!(r#"{{"boot":{{"cpus":{},"tsc_hz":{}}}}}"#, apic::cpus(), apic::tsc_hz());
+    let filter = vm::has_pause_filter();
+    line!(r#"{{"boot":{{"cpus":{},"tsc_hz":{},"pause_filter":{filter}}}}}"#, apic::cpus(), apic::tsc_hz());
 
     let number = |name: &str, default: u64| word(name).and_then(|number| number.parse().ok()).unwrap_or(default);
     let times = Times {
@@ -72,11 +76,13 @@ pub(crate) extern "C" fn main(start_info: u64, index: usize) -> ! {
             && word("over").is_none_or(|over| over.parse() == Ok(cell.overcommit))
             && word("halts").is_none_or(|halts| halts.parse() == Ok(cell.halts))
     };
-    trials::all(info.module(), &times);
+    if word("trials") != Some("none") {
+        trials::all(info.module, &times);
+    }
     match word("profile") {
         Some("none") => {}
-        Some("short") => Cell::short().filter(wanted).for_each(|cell| measure::cell(info.module(), &cell, times)),
-        _ => Cell::all().filter(wanted).for_each(|cell| measure::cell(info.module(), &cell, times)),
+        Some("short") => Cell::short().filter(wanted).for_each(|cell| measure::cell(info.module, &cell, times)),
+        _ => Cell::all().filter(wanted).for_each(|cell| measure::cell(info.module, &cell, times)),
     }
     line!(r#"{{"done":true}}"#);
     end(true)

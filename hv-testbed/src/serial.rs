@@ -27,6 +27,14 @@ impl Write for Serial {
     }
 }
 
+/// 115200 baud, 8 bits, no parity, no interrupts.
+pub(crate) fn set_up() {
+    for (register, value) in [(3, 0x80), (0, 1), (1, 0), (3, 3), (1, 0), (2, 7), (4, 3)] {
+        // SAFETY: as above.
+        unsafe { outb(PORT + register, value) };
+    }
+}
+
 /// Prints one line, whole.
 pub(crate) fn print(line: fmt::Arguments<'_>) {
     let _whole = LINE.lock();

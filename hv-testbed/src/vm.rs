@@ -30,8 +30,19 @@ const USED: u64 = LOG_AT + (LOG * size_of::<LogEntry>()) as u64;
 /// Where a program that is no guest image is put.
 pub(crate) const PROGRAM: u64 = layout::IMAGE.start;
 
-/// CPUID 8000_000A EDX: the CPU counts PAUSEs, and sees gaps between loops.
-const PAUSE_FILTER: u32 = 1 << 10 | 1 << 12;
+/// CPUID 8000_000A EDX: the CPU counts PAUSEs.
+const PAUSE_FILTER: u32 = 1 << 10;
+/// And sees gaps between loops.
+const PAUSE_FILTER_THRESHOLD: u32 = 1 << 12;
+
+/// Whether this CPU counts PAUSEs.
+pub(crate) fn has_pause_filter() -> bool {
+    svm_features() & PAUSE_FILTER != 0
+}
+
+fn svm_features() -> u32 {
+    x86::cpuid::cpuid!(0x8000_000a).edx
+}
 
 #[repr(C, align(4096))]
 struct Table([u64; 512]);
@@ -216,7 +227,7 @@ impl Vm {
         let mut registers = Box::new(Registers::new());
         (registers.rdi, registers.rsi) = (id.index() as u64, layout::BOOT_PAGE);
         let mut vcpu = Vcpu { id, vmcb, registers, filter: PauseFilter::new(), preemptions: 0, last_cpu: usize::MAX };
-        if x86::cpuid::cpuid!(0x8000_000a).edx & PAUSE_FILTER == PAUSE_FILTER {
+        if has_pause_filter() {
             vcpu.count_pauses(WINDOW);
         }
         vcpu
@@ -237,7 +248,9 @@ impl Vcpu {
     /// Has the CPU count PAUSEs up to a window in ticks.
     pub(crate) fn count_pauses(&mut self, window: u64) {
         self.vmcb.pause_filter_count = (window / CYCLES_PER_PAUSE).clamp(1, u16::MAX.into()) as u16;
-        self.vmcb.pause_filter_threshold = FILTER_THRESHOLD;
+        if svm_features() & PAUSE_FILTER_THRESHOLD != 0 {
+            self.vmcb.pause_filter_threshold = FILTER_THRESHOLD;
+        }
     }
 
     /// The guest's instruction is one that this CPU does not have.
