@@ -139,14 +139,12 @@ fn fill_idt() {
         Gate(low, handler >> 32)
     };
     let exceptions: [u64; 32] = exceptions!(0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31);
-    // SAFETY: only the first CPU writes it, before any has loaded it.
-    let idt = unsafe { &mut *(&raw mut IDT) };
-    for (place, handler) in idt.iter_mut().zip(exceptions) {
-        *place = gate(handler);
+    let idt: *mut Gate = (&raw mut IDT).cast();
+    let ours = [(TIMER, timer as *const () as u64), (WAKE, wake as *const () as u64), (SPURIOUS, spurious as *const () as u64)];
+    for (vector, handler) in (0u8..).zip(exceptions).chain(ours) {
+        // SAFETY: a vector is below 256; only the first CPU writes the table, before any has loaded it.
+        unsafe { idt.add(usize::from(vector)).write(gate(handler)) };
     }
-    idt[usize::from(TIMER)] = gate(timer as *const () as u64);
-    idt[usize::from(WAKE)] = gate(wake as *const () as u64);
-    idt[usize::from(SPURIOUS)] = gate(spurious as *const () as u64);
 }
 
 /// Makes the calling CPU number `index`: its block, its IDT, its APIC.
