@@ -65,7 +65,8 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode, String> {
             None => first = Some(lines),
         }
     }
-    let report = Report::read(&first.unwrap_or_default(), !options.short && options.words.is_empty());
+    let tried = !options.words.iter().any(|word| word == "trials=none");
+    let report = Report::read(&first.unwrap_or_default(), !options.short && options.words.is_empty(), tried);
     report.store(&results)?;
     print!("{report}");
     faults.extend(report.faults());
