@@ -110,6 +110,8 @@ pub struct LogEntry {
     pub after_draw: AtomicU64,
     /// Ticks when the lock was acquired.
     pub acquired: AtomicU64,
+    /// Ticks when the section was over, just before the release.
+    pub left: AtomicU64,
 }
 
 impl LogEntry {
@@ -199,7 +201,7 @@ pub struct Job {
     pub log_address: AtomicU64,
     /// Ticks that a waiter spins before it reports it to the host, again and again; 0: never.
     pub pause_window: AtomicU64,
-    /// Doorbell port of the host; 0: there is no host.
+    /// Doorbell port of the host; 0: there is no host, or CPUID names another kind of doorbell.
     pub port: AtomicU32,
     /// Set by the guest when vCPU 0 has tried to register: 1 + the status.
     pub registered: AtomicU32,
@@ -235,7 +237,7 @@ pub fn wait_of_bucket(bucket: usize) -> u64 {
 }
 
 const _: () = {
-    assert!(size_of::<LogEntry>() == 40);
+    assert!(size_of::<LogEntry>() == 48);
     assert!(core::mem::offset_of!(Job, protected) == 128);
 };
 

@@ -23,6 +23,7 @@ pub mod bare;
 pub mod boot;
 mod hostile;
 pub mod job;
+pub mod layout;
 pub mod life;
 pub mod locks;
 pub mod pause_loop;

@@ -3,15 +3,20 @@
 use crate::entry;
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use pvlock_guest::hypercalls::{Doorbell, Host, NativeCpuid, Pio, Ring, Transport, discover};
+use pvlock_guest::hypercalls::{
+    Doorbell, Host, Instruction, NativeCpuid, Pio, Ring, Status, Transport, Vmcall, discover, native_instruction,
+};
 use pvlock_guest::protocol::{PAGE_SIZE, SlotIndex, VcpuId};
 use pvlock_guest::{Guest, GuestRef, Platform, Word};
 use pvlock_guest_image::job::Protected;
 use pvlock_guest_image::{Bare, BootPage, CountPauses, Job, job, pause_loop, port};
 
 static GUEST: Guest<{ job::MAX_VCPUS }> = Guest::new();
-/// The host's doorbell port; 0 before registration or without a host.
-static PORT: AtomicU32 = AtomicU32::new(0);
+/// How the host is rung: [`NOBODY`] before registration or without a host, one of the hypercall instructions, or a port.
+static BELL: AtomicU32 = AtomicU32::new(NOBODY);
+const NOBODY: u32 = 0;
+const VMCALL: u32 = 1 << 16;
+const VMMCALL: u32 = 1 << 17;
 /// The job's pause window; 0 before registration or without a host.
 static PAUSE_WINDOW: AtomicU64 = AtomicU64::new(0);
 /// Word of a vCPU's block that says 1 + its number once it takes part.
@@ -55,9 +60,7 @@ impl Platform for Machine {
     }
 
     fn kick(vcpu: VcpuId) {
-        if let Some(pio) = doorbell() {
-            GUEST.as_ref().kick(&pio, vcpu);
-        }
+        GUEST.as_ref().kick(&Bell, vcpu);
     }
 }
 
@@ -84,50 +87,83 @@ impl Bare for Machine {
     }
 }
 
-fn doorbell() -> Option<impl Ring> {
-    match PORT.load(Ordering::Relaxed) {
-        0 => None,
-        // SAFETY: the VMM decodes this port, which it named in CPUID or in the job, and opens every port to the guest.
-        port => Some(unsafe { Pio { port: port as u16 }.doorbell() }),
+/// What this guest rings, if there is anybody.
+fn doorbell() -> Option<Bell> {
+    (BELL.load(Ordering::Relaxed) != NOBODY).then_some(Bell)
+}
+
+/// The doorbell of whatever host there is.
+struct Bell;
+
+impl Ring for Bell {
+    #[inline]
+    fn ring(&self, word: u32) {
+        // SAFETY: the host, which named this kind of doorbell in CPUID or in the job, takes it; hypercalls are used in CPL 0, and
+        // every port is open.
+        unsafe {
+            match BELL.load(Ordering::Relaxed) {
+                NOBODY => {}
+                VMCALL => Vmcall { instruction: Instruction::Vmcall }.doorbell().ring(word),
+                VMMCALL => Vmcall { instruction: Instruction::Vmmcall }.doorbell().ring(word),
+                port => Pio { port: port as u16 }.doorbell().ring(word),
+            }
+        }
+    }
+
+    fn answer(&self) -> u32 {
+        // SAFETY: as above.
+        unsafe {
+            match BELL.load(Ordering::Relaxed) {
+                NOBODY => Status::Unknown.encode(),
+                VMCALL => Vmcall { instruction: Instruction::Vmcall }.doorbell().answer(),
+                VMMCALL => Vmcall { instruction: Instruction::Vmmcall }.doorbell().answer(),
+                port => Pio { port: port as u16 }.doorbell().answer(),
+            }
+        }
     }
 }
 
-fn ring(doorbell_word: Doorbell) {
-    if let Some(pio) = doorbell() {
-        pio.ring(doorbell_word.encode());
-    }
+fn ring(doorbell: Doorbell) {
+    Bell.ring(doorbell.encode());
 }
 
 /// Finds the host and registers; returns the status. Run by vCPU 0 before any other uses a lock.
 ///
 /// Where CPUID shows the VMM's leaves, the host is found there. In CPL 3 on software KVM it shows those of the machine below
-/// instead; so the VMM also writes the port into the job, and only a guest in CPL 0 insists that both agree.
+/// instead; so a VMM with a doorbell port also writes it into the job, and only a guest in CPL 0 insists that both agree.
 pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
     let port = job.port.load(Ordering::Relaxed);
+    let mut bell = port;
     if boot.cpl == 0 {
         let found = match discover(&NativeCpuid) {
             Host::Pvlock(offer) => match offer.transport {
                 Transport::Pio(pio) => u32::from(pio.port),
+                Transport::Vmcall => {
+                    bell = match native_instruction(&NativeCpuid) {
+                        Instruction::Vmcall => VMCALL,
+                        Instruction::Vmmcall => VMMCALL,
+                    };
+                    0
+                }
                 _ => panic!("the VMM offers a transport that this guest does not drive"),
             },
             Host::PvUnhalt | Host::None => 0,
         };
         assert!(found == port, "CPUID says port {found:#x}, the job {port:#x}");
     }
-    PORT.store(port, Ordering::Relaxed);
+    BELL.store(bell, Ordering::Relaxed);
     PAUSE_WINDOW.store(job.pause_window.load(Ordering::Relaxed), Ordering::Relaxed);
-    let Some(pio) = doorbell() else { return 0 };
-    let first = VcpuId::new(0);
-    match GUEST.as_ref().register(&pio, Machine::pfn(), first) {
-        Ok(_) => 0,
+    let Some(bell) = doorbell() else { return Status::Ok.encode() };
+    match GUEST.as_ref().register(&bell, Machine::pfn(), VcpuId::new(0)) {
+        Ok(_) => Status::Ok.encode(),
         Err(status) => status.encode(),
     }
 }
 
 /// Brings the calling vCPU online.
 pub(crate) fn online(vcpu: usize) {
-    let (Some(pio), Some(id)) = (doorbell(), VcpuId::new(vcpu)) else { return };
-    if GUEST.as_ref().online(&pio, id).is_ok() {
+    let Some(id) = VcpuId::new(vcpu) else { return };
+    if BELL.load(Ordering::Relaxed) != NOBODY && GUEST.as_ref().online(&Bell, id).is_ok() {
         entry::vcpu_block().words[ONLINE_WORD].store(VcpuId::encode(Some(id)), Ordering::Relaxed);
     }
 }

@@ -124,7 +124,8 @@ impl<'a, P: Bare, L: TestLock> Worker<'a, P, L> {
             |ticket| {
                 let acquired = self.ticks();
                 let result = section();
-                self.log(index, [ticket, self.vcpu, before_draw, after_draw.get(), acquired]);
+                let left = if self.is_logging() { self.ticks() } else { 0 };
+                self.log(index, [ticket, self.vcpu, before_draw, after_draw.get(), acquired, left]);
                 self.waited(acquired.saturating_sub(before_draw));
                 result
             },
@@ -182,7 +183,7 @@ impl<'a, P: Bare, L: TestLock> Worker<'a, P, L> {
             let acquired = self.ticks();
             Protected::advance_around(&self.job.protected[index].counter, || spend(self.inside));
             // Drawn at some moment of the attempt.
-            self.log(index, [ticket, self.vcpu, before_draw, acquired, acquired]);
+            self.log(index, [ticket, self.vcpu, before_draw, acquired, acquired, self.ticks()]);
             self.waited(0);
         });
         if held.is_none() {
@@ -206,7 +207,7 @@ impl<'a, P: Bare, L: TestLock> Worker<'a, P, L> {
         }
     }
 
-    fn log(&self, index: usize, [ticket, vcpu, before_draw, after_draw, acquired]: [u64; 5]) {
+    fn log(&self, index: usize, [ticket, vcpu, before_draw, after_draw, acquired, left]: [u64; 6]) {
         let Some(entries) = self.logs.clone().nth(index) else { return };
         let position = Protected::advance(&self.job.protected[index].logged);
         // What does not fit is counted but not kept.
@@ -216,6 +217,7 @@ impl<'a, P: Bare, L: TestLock> Worker<'a, P, L> {
         entry.before_draw.store(before_draw, Ordering::Relaxed);
         entry.after_draw.store(after_draw, Ordering::Relaxed);
         entry.acquired.store(acquired, Ordering::Relaxed);
+        entry.left.store(left, Ordering::Relaxed);
     }
 }
 

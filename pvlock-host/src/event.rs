@@ -75,7 +75,7 @@ reasons! {
     Boost {
         /// It holds the lock, and is off-CPU.
         Holder,
-        /// It is the nearest off-CPU waiter ahead.
+        /// It is the off-CPU waiter ahead whose turn comes first.
         Predecessor,
         /// The guest said nothing usable; it is the next in turn that waits for a CPU.
         RoundRobin,

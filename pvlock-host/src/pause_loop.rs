@@ -70,9 +70,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             PauseLoop::Yield if idle => resume(Resume::Undercommit),
             PauseLoop::Yield => Self::plain(scheduler, Yield::Policy, Resume::CannotYield),
             PauseLoop::DirectedYield => self.directed(vcpu, self.wait_of(vcpu), idle, now, scheduler),
-            PauseLoop::ParkOnHolder | PauseLoop::ParkOnPrevious if idle => resume(Resume::Undercommit),
-            PauseLoop::ParkOnHolder => self.park_on(vcpu, own, Sleep::OnHolder, now, scheduler),
-            PauseLoop::ParkOnPrevious => self.park_on(vcpu, own, Sleep::OnPrevious, now, scheduler),
+            PauseLoop::ParkOnHolder => self.park_on(vcpu, own, Sleep::OnHolder, idle, now, scheduler),
+            PauseLoop::ParkOnPrevious => self.park_on(vcpu, own, Sleep::OnPrevious, idle, now, scheduler),
         };
         self.learn(vcpu, backlog, decision, now, waker);
         self.settle(vcpu, Metered::PauseLoop, verdict, decision, now, waker)
@@ -111,7 +110,9 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         region.innermost(vcpu).filter(|(_, wait)| wait.state == WaitState::Spinning)
     }
 
-    fn wait_of(&self, vcpu: VcpuId) -> Option<Wait> {
+    /// What `vcpu` says it waits for, if it spins: for drivers that count or show who waits for whom. A guest's word, of which
+    /// nothing is checked but that the vCPU takes part. Six loads of guest memory at most.
+    pub fn wait_of(&self, vcpu: VcpuId) -> Option<Wait> {
         self.innermost(vcpu).map(|(_, wait)| wait)
     }
 
@@ -149,9 +150,11 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.placement(vcpu, scheduler) == Placement::Preempted && scheduler.backlog(vcpu) != Some(0)
     }
 
-    /// The holder, then the waiters ahead from the nearest on.
+    /// The holder, else of the waiters ahead, as far as they are looked at, the one whose turn comes first.
     fn ahead(&self, vcpu: VcpuId, wait: &Wait, scheduler: &dyn Scheduler) -> Ahead {
-        let holder = self.usable(vcpu, wait.holder);
+        let published = |other| self.registered().and_then(|region| region.wait_for(other, wait.lock));
+        // Who waits for the lock itself holds it no more: the lock has gone to somebody who has not run since.
+        let holder = self.usable(vcpu, wait.holder).filter(|&holder| published(holder).is_none());
         let previous = self.usable(vcpu, wait.predecessor);
         if let Some(holder) = holder
             && self.wants_cpu(holder, scheduler)
@@ -159,15 +162,18 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             return Ahead::OffCpu(holder, Boost::Holder);
         }
         let (mut at, mut ticket) = (previous, wait.ticket);
+        let mut first = None;
         for _ in 0..self.config.policy.look_ahead {
             let Some(other) = at.filter(|&other| Some(other) != holder) else { break };
             if self.wants_cpu(other, scheduler) {
-                return Ahead::OffCpu(other, Boost::Predecessor);
+                first = Some(other);
             }
             // Its own record must agree that it is the one before; else it is not, or no longer.
             ticket = ticket.wrapping_sub(1);
-            let published = self.registered().and_then(|region| region.wait_for(other, wait.lock));
-            at = published.filter(|wait| wait.ticket == ticket).and_then(|wait| self.usable(vcpu, wait.predecessor));
+            at = published(other).filter(|wait| wait.ticket == ticket).and_then(|wait| self.usable(vcpu, wait.predecessor));
+        }
+        if let Some(first) = first {
+            return Ahead::OffCpu(first, Boost::Predecessor);
         }
         let running = if holder.is_some() { Resume::HolderRunning } else { Resume::PreviousRunning };
         match holder.or(previous).map(|awaited| self.placement(awaited, scheduler)) {
@@ -238,11 +244,15 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     // ---- parking -------------------------------------------------------------------------------------------------------
 
-    fn park_on(&self, vcpu: VcpuId, own: &Vcpu<R>, how: Sleep, now: u64, scheduler: &dyn Scheduler) -> Decided {
+    fn park_on(&self, vcpu: VcpuId, own: &Vcpu<R>, how: Sleep, idle: bool, now: u64, scheduler: &dyn Scheduler) -> Decided {
         let published = self.innermost(vcpu).and_then(|(slot, wait)| {
             let hint = if how == Sleep::OnHolder { wait.holder } else { wait.predecessor };
             Some((slot, wait, self.usable(vcpu, hint)?))
         });
+        // Nobody else wants this CPU; but the awaited vCPU may stand in another one's queue, and could have this one.
+        if idle && !published.is_some_and(|(_, _, owner)| self.wants_cpu(owner, scheduler)) {
+            return resume(Resume::Undercommit);
+        }
         let Some((slot, wait, owner)) = published else { return self.directed(vcpu, None, false, now, scheduler) };
         let running = if how == Sleep::OnHolder { Resume::HolderRunning } else { Resume::PreviousRunning };
         // Cheap questions first; the answer that counts is given under the queue's lock.

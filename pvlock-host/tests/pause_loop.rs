@@ -28,7 +28,7 @@ fn row_33_each_policy_decides_by_who_is_off_cpu() {
         (Ignore, &[1, 2], &[], waits_for(9, Some(2), Some(1)), R(Resume::Ignored)),
         (PauseLoop::Yield, &[], &[], waits_for(9, Some(2), Some(1)), Y(Yield::Policy)),
         (PauseLoop::Yield, &[1], &[], nobody, Y(Yield::Policy)),
-        // The holder first, then the nearest ahead; nobody who runs or sleeps.
+        // The holder first, then the one ahead whose turn comes first; nobody who runs or sleeps.
         (DirectedYield, &[1, 2], &[], waits_for(9, Some(2), Some(1)), B(Boost::Holder)),
         (DirectedYield, &[2], &[], waits_for(9, Some(2), Some(1)), B(Boost::Predecessor)),
         (DirectedYield, &[1, 2], &[1], waits_for(9, Some(2), Some(1)), B(Boost::Predecessor)),
@@ -168,6 +168,25 @@ fn one_directed_yield_in_a_period_and_plain_ones_in_between() {
 }
 
 #[test]
+fn a_directed_yield_is_for_the_first_in_line_and_not_for_who_has_handed_the_lock_on() {
+    let machine = Machine::new(config(PauseLoop::DirectedYield), 5);
+    // In line: 4, 3, 2, 0. All but 0 are off-CPU.
+    (1..5).for_each(|id| machine.off_cpu(id));
+    for (id, ticket, previous) in [(4, 6, None), (3, 7, Some(4)), (2, 8, Some(3)), (0, 9, Some(2))] {
+        machine.rig.publish(id, 0, waits_for(ticket, previous, Some(1)));
+    }
+    assert_eq!(machine.spin(0), Verdict::YieldTo(vcpu(1), Boost::Holder));
+    // It held the lock, and waits for it again: the lock stands still until the first in line runs.
+    machine.rig.publish(1, 0, waits_for(10, Some(0), Some(1)));
+    assert_eq!(machine.spin(0), Verdict::YieldTo(vcpu(4), Boost::Predecessor));
+    machine.on_cpu(4);
+    assert_eq!(machine.spin(0), Verdict::YieldTo(vcpu(3), Boost::Predecessor));
+    // Of another lock it may still be the holder.
+    machine.rig.publish(1, 0, Some(Wait { lock: waits(2, 1).lock, ..waits_for(1, None, None).unwrap() }));
+    assert_eq!(machine.spin(0), Verdict::YieldTo(vcpu(1), Boost::Holder));
+}
+
+#[test]
 fn row_23_nobody_is_bothered_when_nobody_wants_the_cpu() {
     use PauseLoop::{DirectedYield, ParkOnHolder, ParkOnPrevious};
     let wait = waits_for(9, Some(2), Some(1));
@@ -176,7 +195,10 @@ fn row_23_nobody_is_bothered_when_nobody_wants_the_cpu() {
         (PauseLoop::Yield, Some(0), None, wait, R(Resume::Undercommit)),
         (PauseLoop::Yield, Some(1), None, wait, Y(Yield::Policy)),
         (PauseLoop::Yield, None, None, wait, Y(Yield::Policy)),
-        (ParkOnHolder, Some(0), Some(1), wait, R(Resume::Undercommit)),
+        (ParkOnHolder, Some(0), Some(0), wait, R(Resume::Undercommit)),
+        // The holder stands in another CPU's queue: with the spinner asleep, it can have this CPU.
+        (ParkOnHolder, Some(0), Some(1), wait, P(Sleep::OnHolder)),
+        (ParkOnHolder, Some(0), None, wait, P(Sleep::OnHolder)),
         (ParkOnPrevious, Some(0), Some(1), wait, R(Resume::Undercommit)),
         (DirectedYield, Some(0), Some(0), wait, R(Resume::HolderRunning)),
         (DirectedYield, Some(0), Some(1), wait, B(Boost::Holder)),

@@ -24,11 +24,13 @@
 
 mod children;
 mod fuzz;
+mod hv;
 mod inventory;
 mod libtest;
 #[cfg(test)]
 mod listed;
 mod mutate;
+mod packages;
 mod run;
 mod steps;
 mod summary;
@@ -90,6 +92,8 @@ enum Command {
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..))]
         minutes: u64,
     },
+    /// Boot the bare-metal hypervisor of hv-testbed under emulation, and run guests on it with each policy.
+    Hv(hv::Options),
 }
 
 fn main() -> ExitCode {
@@ -111,6 +115,7 @@ fn command(command: Command) -> Result<ExitCode, String> {
         Command::Sanitize => Ok(all_of(std::iter::once(steps::sanitize(&workspace)), &[], &workspace)),
         Command::Unsafe { brief } => inventory::run(&workspace.root, brief),
         Command::Fuzz { only, minutes } => fuzz::run(&workspace, &only, minutes),
+        Command::Hv(options) => hv::run(&options),
         Command::Mutate { only } => mutate::run(&workspace, &only),
     }
 }

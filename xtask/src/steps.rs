@@ -41,13 +41,17 @@ pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
     })
 }
 
-// pvlock-guest-image stands apart wherever all features are on: its feature `freestanding` is for a program without std.
+// pvlock-guest-image and pvlock-hv-testbed stand apart wherever all features are on: their feature `freestanding` is for programs
+// without std.
 
 fn clippy(workspace: &Workspace) -> Vec<Command> {
     vec![
-        workspace.cargo("clippy --workspace --exclude pvlock-guest-image --all-targets --all-features -- -D warnings"),
-        workspace.cargo("clippy --package pvlock-guest-image --all-targets -- -D warnings"),
+        workspace.cargo(
+            "clippy --workspace --exclude pvlock-guest-image --exclude pvlock-hv-testbed --all-targets --all-features -- -D warnings",
+        ),
+        workspace.cargo("clippy --package pvlock-guest-image --package pvlock-hv-testbed --all-targets -- -D warnings"),
         workspace.cargo("clippy --package pvlock-guest-image --features freestanding --profile guest --bins --lib -- -D warnings"),
+        workspace.cargo("clippy --package pvlock-hv-testbed --features freestanding --profile guest --bins --lib -- -D warnings"),
         workspace.loom("clippy --release --package pvlock-loom-tests --all-targets -- -D warnings"),
         workspace.shuttle("clippy --release --package pvlock-shuttle-tests --all-targets -- -D warnings"),
     ]
@@ -55,8 +59,8 @@ fn clippy(workspace: &Workspace) -> Vec<Command> {
 
 fn docs(workspace: &Workspace) -> Vec<Command> {
     let mut commands = vec![
-        workspace.cargo("doc --workspace --exclude pvlock-guest-image --no-deps --all-features"),
-        workspace.cargo("doc --package pvlock-guest-image --no-deps"),
+        workspace.cargo("doc --workspace --exclude pvlock-guest-image --exclude pvlock-hv-testbed --no-deps --all-features"),
+        workspace.cargo("doc --package pvlock-guest-image --package pvlock-hv-testbed --no-deps"),
     ];
     for command in &mut commands {
         command.env("RUSTDOCFLAGS", "-D warnings").env_remove("CARGO_ENCODED_RUSTDOCFLAGS");
@@ -108,8 +112,10 @@ fn tests(workspace: &Workspace) -> Vec<Command> {
     vec![
         workspace.cargo(
             "test --no-fail-fast --workspace --all-features \
-             --exclude pvlock-guest-image --exclude pvlock-loom-tests --exclude pvlock-shuttle-tests --exclude pvlock --exclude pvlock-tests",
+             --exclude pvlock-guest-image --exclude pvlock-hv-testbed --exclude pvlock-loom-tests --exclude pvlock-shuttle-tests \
+             --exclude pvlock --exclude pvlock-tests",
         ),
+        workspace.cargo("test --no-fail-fast --package pvlock-hv-testbed --lib"),
         workspace.cargo("test --no-fail-fast --package pvlock-guest-image --package pvlock --package pvlock-tests --lib --bins"),
         workspace.cargo("test --no-fail-fast --package pvlock-guest-image --package pvlock --package pvlock-tests --doc"),
     ]
@@ -154,6 +160,23 @@ impl Workspace {
         // target/debug/xtask
         let target = program.ancestors().nth(2).ok_or("this program is not in a target directory")?;
         Ok(Self { root: root.to_path_buf(), target: target.to_path_buf() })
+    }
+
+    /// Builds a program that runs on a machine of its own, and returns where it is. Flags meant for the rest stay out of it.
+    pub(crate) fn freestanding(&self, package: &str, program: &str) -> Result<PathBuf, String> {
+        const TARGET: &str = "x86_64-unknown-linux-gnu";
+        let directory = self.target.join("freestanding");
+        let mut build = self.cargo(&format!(
+            "rustc --quiet --package {package} --bin {program} --features freestanding --profile guest --target {TARGET} -- \
+             -C relocation-model=static -C strip=debuginfo"
+        ));
+        build.env("CARGO_TARGET_DIR", &directory).env_remove("RUSTFLAGS").env_remove("CARGO_BUILD_TARGET");
+        build.env("CARGO_ENCODED_RUSTFLAGS", "-Crelocation-model=static");
+        let status = build.status().map_err(|error| format!("cannot start cargo: {error}"))?;
+        if !status.success() {
+            return Err(format!("{program} could not be built ({status}): it needs a C linker and the target {TARGET}"));
+        }
+        Ok(directory.join(TARGET).join("guest").join(program))
     }
 
     /// Cargo with `arguments`, which are separated by white space and seen by no shell.

@@ -36,8 +36,8 @@ pub enum PauseLoop {
     Ignore,
     /// Give up the CPU to whoever the scheduler picks.
     Yield,
-    /// Give it up to the holder if it is off-CPU, else to the nearest off-CPU waiter ahead, else (for a guest that publishes
-    /// nothing usable) to the next vCPU in turn that waits for a CPU.
+    /// Give it up to the holder if it is off-CPU, else to the off-CPU waiter ahead whose turn comes first, else (for a guest that
+    /// publishes nothing usable) to the next vCPU in turn that waits for a CPU.
     DirectedYield,
     /// Sleep on the holder's queue until it is scheduled in, if it is known to be off-CPU.
     ParkOnHolder,

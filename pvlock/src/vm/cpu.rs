@@ -51,10 +51,6 @@ impl fmt::Display for Cpl {
     }
 }
 
-// Page table entries (Intel SDM vol. 3, 5.5).
-const PRESENT_WRITE_USER: u64 = 0x7;
-const LARGE_LEAF: u64 = 0x80;
-
 // Control registers: PE, MP, ET, NE, WP, AM, PG; PAE, OSFXSR, OSXMMEXCPT; SCE, LME, LMA, NXE.
 const CR0: u64 = 0x8005_0033;
 const CR4: u64 = 0x620;
@@ -73,14 +69,8 @@ const _: () = assert!(size_of::<kvm_device_attr>() == 0x18);
 /// Writes the tables that all vCPUs share: page tables (one to one, 2 MiB pages, user
 /// access) and the TSS.
 pub(super) fn write_tables(memory: &GuestMemory) -> Result<(), OutOfRange> {
-    memory.store(layout::PML4, layout::PDPT | PRESENT_WRITE_USER)?;
-    for page in 0..memory.len() / layout::LARGE_PAGE {
-        let (directory, entry) = (page / 512, page % 512);
-        let table = layout::PAGE_DIRECTORIES + directory * 4096;
-        if entry == 0 {
-            memory.store(layout::PDPT + directory * 8, table | PRESENT_WRITE_USER)?;
-        }
-        memory.store(table + entry * 8, (page * layout::LARGE_PAGE) | PRESENT_WRITE_USER | LARGE_LEAF)?;
+    for (address, word) in layout::page_tables(memory.len()) {
+        memory.store(address, word)?;
     }
     // A zero bit in the bitmap opens its port. The rest of the TSS (stacks for
     // interrupts) is unused and stays zero.

@@ -22,7 +22,6 @@ mod error;
 mod image;
 mod kick;
 mod kind;
-pub mod layout;
 mod memory;
 mod running;
 mod vcpu;
@@ -45,6 +44,7 @@ pub use kind::{DEVICE, KvmError, KvmKind, open, open_at};
 pub use kvm_bindings::kvm_cpuid_entry2;
 pub use kvm_ioctls::VcpuExit;
 pub use memory::{GuestMemory, OutOfRange};
+pub use pvlock_guest_image::layout;
 pub use running::{DUMP_LIMIT, RunningVm, STOP_LIMIT, Stopper, VmFailure, VmOutcome};
 pub use vcpu::{Next, VcpuEnd, VcpuError};
 

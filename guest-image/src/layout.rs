@@ -11,10 +11,9 @@
 //! | 0x0040_0000 | one stack of 64 KiB per vCPU, growing down |
 //! | 0x0080_0000 | shared area, to the end of RAM: the workload's |
 
-use std::mem::size_of;
-use std::ops::Range;
+use core::ops::Range;
 
-use pvlock_guest_image::{BootPage, VcpuBlock};
+use crate::{BootPage, VcpuBlock};
 
 /// Most vCPUs a VM can have.
 pub const MAX_VCPUS: usize = 64;
@@ -94,4 +93,19 @@ pub const fn vcpu_block(vcpu: usize) -> u64 {
 pub const fn stack_top(vcpu: usize) -> u64 {
     debug_assert!(vcpu < MAX_VCPUS);
     STACKS + (vcpu as u64 + 1) * STACK_SIZE
+}
+
+/// Entry of a page table: present, writable, open to CPL 3.
+const PRESENT_WRITE_USER: u64 = 0x7;
+/// A last-level entry of 2 MiB.
+const LARGE_LEAF: u64 = 0x80;
+
+/// The page tables that map so much RAM one to one, as words and their addresses (Intel SDM vol. 3, 5.5).
+pub fn page_tables(ram_bytes: u64) -> impl Iterator<Item = (u64, u64)> {
+    let table = |page: u64| PAGE_DIRECTORIES + page / 512 * PAGE;
+    let pages = 0..ram_bytes / LARGE_PAGE;
+    let leaves =
+        pages.clone().map(move |page| (table(page) + page % 512 * 8, (page * LARGE_PAGE) | PRESENT_WRITE_USER | LARGE_LEAF));
+    let directories = pages.step_by(512).map(move |page| (PDPT + page / 512 * 8, table(page) | PRESENT_WRITE_USER));
+    core::iter::once((PML4, PDPT | PRESENT_WRITE_USER)).chain(directories).chain(leaves)
 }
