@@ -1,5 +1,7 @@
 //! What the hypervisor said: read, stored, shown, judged.
 
+use pvlock_sim::picture::map::Map;
+use pvlock_sim::schedule::Schedule;
 use std::fmt;
 use std::fs;
 use std::path::Path;
@@ -143,14 +145,17 @@ impl Report {
         }
     }
 
-    /// Everything but the schedules in one file, and each schedule in its own.
+    /// Everything but the schedules in one file, and each schedule in its own, with a map of it.
     pub(super) fn store(&self, directory: &Path) -> Result<(), String> {
         let write = |name: &str, lines: &[String]| {
             let path = directory.join(name);
             fs::write(&path, lines.join("\n") + "\n").map_err(|error| format!("cannot write {}: {error}", path.display()))
         };
         write("results.jsonl", &self.raw)?;
-        self.schedules.iter().try_for_each(|(policy, lines)| write(&format!("{policy}.schedule.jsonl"), lines))
+        self.schedules.iter().try_for_each(|(policy, lines)| {
+            write(&format!("{policy}.schedule.jsonl"), lines)?;
+            draw(policy, lines, &directory.join(format!("{policy}.png")))
+        })
     }
 
     /// What is not as it must be. Counts, order and exactness: nothing here depends on how fast anything is.
@@ -339,6 +344,16 @@ impl Report {
         }
         Ok(())
     }
+}
+
+/// The map of who ran where under a policy.
+fn draw(policy: &str, lines: &[String], picture: &Path) -> Result<(), String> {
+    let schedule = Schedule::read(&lines.join("\n")).map_err(|error| format!("the schedule of {policy}: {error}"))?;
+    let Some((from, to)) = schedule.extent() else { return Ok(()) };
+    let cpus = schedule.cpus();
+    let title = format!("Who ran where: {policy}");
+    let map = Map { title, subtitle: "hv-testbed under emulation, virtual time".into(), schedule, cpus, from, to };
+    pvlock_sim::picture::save(picture, &map).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]
