@@ -1,4 +1,6 @@
 //! One run: some VMs on all CPUs, from their start until all is over.
+//!
+//! Follows: AMD64 APM volume 2, 15.16 "TLB Control" for vCPUs that change CPUs; the rest is this hypervisor's own.
 
 use crate::enter::enter;
 use crate::exits::{self, Do};

@@ -13,8 +13,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::packages;
 use crate::steps::Workspace;
+use crate::{children, packages};
 use report::Report;
 
 /// A boot that takes longer hangs.
@@ -132,6 +132,7 @@ impl Emulator {
         // isa-debug-exit: twice what was written, plus one.
         match (late, status.code()) {
             (false, Some(0x21)) => Ok(said),
+            _ if children::interrupted() => Err("interrupted".into()),
             _ => {
                 let end = said.iter().rev().take(5).rev().cloned().collect::<Vec<_>>().join("\n");
                 let how = if late { format!("hangs for {LIMIT:?}") } else { format!("ended with {status}") };
