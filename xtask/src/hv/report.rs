@@ -350,6 +350,8 @@ impl Report {
 fn draw(policy: &str, lines: &[String], picture: &Path) -> Result<(), String> {
     let schedule = Schedule::read(&lines.join("\n")).map_err(|error| format!("the schedule of {policy}: {error}"))?;
     let Some((from, to)) = schedule.extent() else { return Ok(()) };
+    // More than that is too much to see.
+    let to = to.min(from + 1_500_000);
     let cpus = schedule.cpus();
     let title = format!("Who ran where: {policy}");
     let map = Map { title, subtitle: "hv-testbed under emulation, virtual time".into(), schedule, cpus, from, to };
