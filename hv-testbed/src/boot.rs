@@ -143,6 +143,7 @@ global_asm!(
     options(att_syntax),
 );
 
+// SAFETY: the assembler code above defines both, and only their addresses are used.
 unsafe extern "C" {
     static trampoline_start: u8;
     static trampoline_end: u8;

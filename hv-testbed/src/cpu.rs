@@ -86,6 +86,10 @@ pub(crate) fn ticks_now() -> u64 {
 
 macro_rules! handler {
     ($name:ident, $count:literal) => {
+        /// # Safety
+        ///
+        /// Entered through the IDT only.
+        // SAFETY: saves what it uses and returns as an interrupt handler does.
         #[unsafe(naked)]
         unsafe extern "C" fn $name() {
             naked_asm!(
@@ -103,6 +107,10 @@ macro_rules! handler {
 handler!(timer, "inc qword ptr gs:[0]");
 handler!(wake, "");
 
+/// # Safety
+///
+/// Entered through the IDT only.
+// SAFETY: touches nothing and returns as an interrupt handler does.
 #[unsafe(naked)]
 unsafe extern "C" fn spurious() {
     naked_asm!("iretq")
@@ -112,6 +120,10 @@ unsafe extern "C" fn spurious() {
 macro_rules! exceptions {
     ($($vector:literal)*) => {
         [$({
+            /// # Safety
+            ///
+            /// Entered through the IDT only.
+            // SAFETY: does not come back.
             #[unsafe(naked)]
             unsafe extern "C" fn exception() {
                 naked_asm!("mov rdi, {}", "mov rsi, [rsp]", "mov rdx, [rsp + 8]", "and rsp, -16", "call {}", const $vector, sym failed)

@@ -70,7 +70,12 @@ macro_rules! field {
     };
 }
 
-/// Physical addresses are virtual ones here.
+/// Runs the guest until its next exit. Physical addresses are virtual ones here.
+///
+/// # Safety
+///
+/// EFER.SVME is set, the three pages are this CPU's, and `vmcb` describes a guest whose memory is all its own.
+// SAFETY: saves and restores what its calling convention asks for, and the guest's registers go to and from `registers`.
 #[unsafe(naked)]
 unsafe extern "sysv64" fn switch(registers: *mut Registers, vmcb: *mut Vmcb, host: *const Vmcb) {
     naked_asm!(

@@ -189,9 +189,9 @@ fn add_vm(
     };
     // SAFETY: the boxes do not move and are dropped after the code, see `Simulation`.
     let (locks, unacknowledged, mail) = unsafe {
-        let locks: &'static [CachePadded<Lock>] = &*(&raw const *world.locks);
-        let unacknowledged: &'static [AtomicU64] = &*(&raw const *world.unacknowledged);
-        let mail: &'static [AtomicU64] = &*(&raw const *world.mail);
+        let locks: &'static [CachePadded<Lock>] = &*std::ptr::from_ref(&*world.locks);
+        let unacknowledged: &'static [AtomicU64] = &*std::ptr::from_ref(&*world.unacknowledged);
+        let mail: &'static [AtomicU64] = &*std::ptr::from_ref(&*world.mail);
         (locks, unacknowledged, mail)
     };
     worlds.push(world);

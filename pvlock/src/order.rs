@@ -68,7 +68,7 @@ impl<'a> LogView<'a> {
         order
     }
 
-    /// Adds the waits of the first [`TRACED`] acquisitions of each lock to `trace`: a group of tracks, one for each vCPU.
+    /// Adds the waits of the first 10 000 acquisitions of each lock to `trace`: a group of tracks, one for each vCPU.
     pub fn trace(&self, outcome: &Outcome<'_>, spec: &Spec, group: usize, trace: &mut Trace) {
         if self.capacity == 0 {
             return;

@@ -186,16 +186,16 @@ impl Machine {
 
     fn after(&mut self, task: TaskId, then: After) {
         match then {
-            After::Guest => self.to_guest(task),
+            After::Guest => self.enter_guest(task),
             After::Doorbell(word) => self.doorbell(task, word),
             After::PauseLoop => self.pause_loop(task),
             After::Handled(verdict) => self.handled(task, verdict),
             After::Flush => self.flush(task),
             After::Interrupt(target) => {
                 self.send(task, target, None);
-                self.to_guest(task);
+                self.enter_guest(task);
             }
-            After::Idle if self.vcpus[task].events > 0 || !self.vcpus[task].interrupts.is_empty() => self.to_guest(task),
+            After::Idle if self.vcpus[task].events > 0 || !self.vcpus[task].interrupts.is_empty() => self.enter_guest(task),
             After::Idle => self.sleep(task, Asleep::Idle, None),
             After::Oracle => self.sleep(task, Asleep::Oracle, None),
             After::Stolen(time) => self.sleep(task, Asleep::Stolen, Some(self.now + time)),
@@ -203,7 +203,7 @@ impl Machine {
     }
 
     /// Back to the guest: to its spin, if the exit interrupted one, else to its code.
-    pub(super) fn to_guest(&mut self, task: TaskId) {
+    pub(super) fn enter_guest(&mut self, task: TaskId) {
         let vcpu = &mut self.vcpus[task];
         vcpu.activity = if vcpu.spin.is_some() { Activity::Spin } else { Activity::Ready };
         if vcpu.spin.is_some() {

@@ -216,17 +216,17 @@ impl Machine {
     fn carry_out(&mut self, task: TaskId, verdict: Verdict) {
         let cpu = self.sched.cpu_of(task);
         match verdict {
-            Verdict::Resume(_) => self.to_guest(task),
+            Verdict::Resume(_) => self.enter_guest(task),
             Verdict::Yield(_) => {
                 self.vcpus[task].counts.yields += 1;
-                self.to_guest(task);
+                self.enter_guest(task);
                 self.sched.yield_now(cpu);
                 self.resched(cpu);
             }
             Verdict::YieldTo(target, _) => {
                 self.vcpus[task].counts.directed += 1;
                 let target = self.vcpus[task].vm.map(|vm| self.task_of(vm, target));
-                self.to_guest(task);
+                self.enter_guest(task);
                 match target.map(|target| self.sched.yield_to(cpu, target)) {
                     Some(Ok(other)) => {
                         if other != cpu {

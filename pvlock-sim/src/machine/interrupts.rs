@@ -23,7 +23,7 @@ impl Machine {
                 self.at(self.now + self.costs.wake_latency / 2, Event::Interrupt { task: target, acknowledge: Some(task) });
             }
         }
-        self.to_guest(task);
+        self.enter_guest(task);
     }
 
     /// An interrupt arrives.

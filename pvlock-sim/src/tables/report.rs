@@ -58,7 +58,7 @@ impl Table {
     /// All published orderings that are more than noise.
     pub fn orderings(&self, results: &[Vec<Simulated>]) -> Vec<Ordering> {
         let mut orderings = Vec::new();
-        for column in 0..self.columns.len() {
+        for (column, load) in self.columns.iter().enumerate() {
             for (one, first) in self.rows.iter().enumerate() {
                 for (other, second) in self.rows.iter().enumerate().skip(one + 1) {
                     let (Some(a), Some(b)) = (first.published[column], second.published[column]) else { continue };
@@ -66,7 +66,7 @@ impl Table {
                     let (better, worse) = if first_better { (one, other) } else { (other, one) };
                     orderings.push(Ordering {
                         table: self.name,
-                        column: self.columns[column].name.clone(),
+                        column: load.name.clone(),
                         better: self.rows[better].contender.name.clone(),
                         worse: self.rows[worse].contender.name.clone(),
                         holds: results[better][column].rate > results[worse][column].rate,
