@@ -28,6 +28,6 @@ pub mod port;
 pub mod work;
 
 pub use boot::{BootPage, VcpuBlock};
-pub use job::Job;
+pub use job::{HaltBy, Job};
 pub use locks::{Arena, LockKind};
 pub use pauses::CountPauses;

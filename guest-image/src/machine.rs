@@ -1,12 +1,12 @@
 //! The bare machine as pvlock's platform: what a kernel author has to write.
 
-use crate::entry;
+use crate::{entry, pv_unhalt};
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use pvlock_guest::hypercalls::{Doorbell, Host, NativeCpuid, Pio, Ring, Transport, discover};
+use pvlock_guest::hypercalls::{Doorbell, Host, NativeCpuid, NoHost, Pio, Ring, Transport, discover};
 use pvlock_guest::protocol::{PAGE_SIZE, SlotIndex, VcpuId};
-use pvlock_guest::{Guest, GuestRef, Platform, Word};
-use pvlock_guest_image::job::Protected;
+use pvlock_guest::{Guest, GuestRef, KickKind, Platform, Word};
+use pvlock_guest_image::job::{HaltBy, Protected};
 use pvlock_guest_image::{BootPage, CountPauses, Job, job, pause_loop};
 
 static GUEST: Guest<{ job::MAX_VCPUS }> = Guest::new();
@@ -22,6 +22,9 @@ const PAUSES_WORD: usize = 2;
 pub(crate) enum Machine {}
 
 impl Platform for Machine {
+    // Both back-ends keep to it: doorbells have more latches, KVM has this one.
+    const KICK: KickKind = KickKind::VcpuLatch;
+
     #[inline]
     fn guest() -> GuestRef<'static> {
         GUEST.as_ref()
@@ -51,11 +54,13 @@ impl Platform for Machine {
     }
 
     fn halt(slot: SlotIndex, interrupts: bool) {
-        ring(Doorbell::Halt { slot, interrupts });
+        if pv_unhalt::is_enabled() { pv_unhalt::halt() } else { ring(Doorbell::Halt { slot, interrupts }) }
     }
 
     fn kick(vcpu: VcpuId) {
-        if let Some(pio) = doorbell() {
+        if pv_unhalt::is_enabled() {
+            pv_unhalt::kick(vcpu);
+        } else if let Some(pio) = doorbell() {
             GUEST.as_ref().kick(&pio, vcpu);
         }
     }
@@ -82,11 +87,20 @@ fn ring(doorbell_word: Doorbell) {
     }
 }
 
-/// Finds the host and registers; returns the status. Run by vCPU 0 before any other uses a lock.
+/// Finds the host and registers, or has KVM itself be the host; returns the status. Run by vCPU 0 before any other uses a lock.
 ///
 /// Where CPUID shows the VMM's leaves, the host is found there. In CPL 3 on software KVM it shows those of the machine below
 /// instead; so the VMM also writes the port into the job, and only a guest in CPL 0 insists that both agree.
 pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
+    let guest = GUEST.as_ref();
+    let first = VcpuId::new(0);
+    if job.halt.load(Ordering::Relaxed) == HaltBy::PvUnhalt as u32 {
+        pv_unhalt::enable(boot.cpl);
+        // There is no host to write it.
+        guest.region().header.spin_budget.store(job.spin_budget.load(Ordering::Relaxed), Ordering::Relaxed);
+        guest.switch_over(first);
+        return 0;
+    }
     let port = job.port.load(Ordering::Relaxed);
     if boot.cpl == 0 {
         let found = match discover(&NativeCpuid) {
@@ -101,9 +115,8 @@ pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
     PORT.store(port, Ordering::Relaxed);
     PAUSE_WINDOW.store(job.pause_window.load(Ordering::Relaxed), Ordering::Relaxed);
     let Some(pio) = doorbell() else { return 0 };
-    let address = core::ptr::from_ref(GUEST.as_ref().region().header).addr();
-    let first = VcpuId::new(0);
-    match GUEST.as_ref().register(&pio, (address / PAGE_SIZE) as u64, first) {
+    let address = core::ptr::from_ref(guest.region().header).addr();
+    match guest.register(&pio, (address / PAGE_SIZE) as u64, first) {
         Ok(_) => 0,
         Err(status) => status.encode(),
     }
@@ -111,8 +124,13 @@ pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
 
 /// Brings the calling vCPU online.
 pub(crate) fn online(vcpu: usize) {
-    let (Some(pio), Some(id)) = (doorbell(), VcpuId::new(vcpu)) else { return };
-    if GUEST.as_ref().online(&pio, id).is_ok() {
+    let Some(id) = VcpuId::new(vcpu) else { return };
+    let online = match doorbell() {
+        Some(pio) => GUEST.as_ref().online(&pio, id),
+        None if pv_unhalt::is_enabled() => GUEST.as_ref().online(&NoHost, id),
+        None => return,
+    };
+    if online.is_ok() {
         entry::vcpu_block().words[ONLINE_WORD].store(VcpuId::encode(Some(id)), Ordering::Relaxed);
     }
 }

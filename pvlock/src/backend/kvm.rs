@@ -69,10 +69,13 @@ pub(super) fn run<T>(
     let transport = Transport::Pio(Pio { port: DEFAULT_PORT });
     let counted = if spec.host.policy.poller.is_some() { Features::KICK_WORD } else { Features::default() };
     let features = Features::HALT.union(Features::PAUSE_LOOP).union(counted);
-    let offer = spec.paravirtual.then_some(Offer { features, transport });
+    let offer = spec.rings().then_some(Offer { features, transport });
 
-    let config = VmConfig { vcpus: spec.vcpus, ram_bytes, cpl };
-    let vm = Vm::new(&vm::open()?, &config, crate::GUEST_IMAGE, |_, leaves| announce(offer, leaves))?;
+    let config = VmConfig { vcpus: spec.vcpus, ram_bytes, cpl, irqchip: spec.pv_unhalt() };
+    let vm = Vm::new(&vm::open()?, &config, crate::GUEST_IMAGE, |_, leaves| match offer {
+        None if spec.pv_unhalt() => announce_hypervisor(leaves),
+        offer => announce(offer, leaves),
+    })?;
     vm.set_arg(0, job_address)?;
     let memory = Arc::clone(vm.memory());
     let job = memory
@@ -84,10 +87,10 @@ pub(super) fn run<T>(
     let log = memory.host_ptr(log_address, log_bytes(spec)).ok_or(OutOfRange { address: log_address, len: log_bytes(spec) })?;
     // SAFETY: as above; the entries are atomics too.
     let log: &[LogEntry] = unsafe { std::slice::from_raw_parts(log.cast().as_ptr(), log_entries(spec)) };
-    fill(job, spec, if spec.paravirtual { DEFAULT_PORT.into() } else { 0 }, if spec.log > 0 { log_address } else { 0 });
+    fill(job, spec, if spec.rings() { DEFAULT_PORT.into() } else { 0 }, if spec.log > 0 { log_address } else { 0 });
 
     let driver = Arc::new(Driver::new(spec.host, spec.vcpus, Ram(Arc::clone(&memory)))?);
-    if spec.paravirtual && spec.ioeventfd {
+    if spec.rings() && spec.ioeventfd {
         driver.kick_by_eventfd(transport, vm.fd()).map_err(RunError::Ioeventfd)?;
     }
     let doorbells = Arc::clone(&driver);
@@ -145,9 +148,7 @@ fn dump(running: &RunningVm, driver: &Driver<Ram>) -> String {
 fn announce(offer: Option<Offer>, leaves: &mut Vec<kvm_cpuid_entry2>) {
     leaves.retain(|leaf| !(CPUID_BASE..CPUID_BASE + 0x1_0000).contains(&leaf.function));
     let Some(offer) = offer else { return };
-    for leaf in leaves.iter_mut().filter(|leaf| leaf.function == 1) {
-        leaf.ecx |= HYPERVISOR_PRESENT;
-    }
+    announce_hypervisor(leaves);
     leaves.extend(offer.leaves(CPUID_BASE).map(|(function, registers)| kvm_cpuid_entry2 {
         function,
         eax: registers.eax,
@@ -156,4 +157,11 @@ fn announce(offer: Option<Offer>, leaves: &mut Vec<kvm_cpuid_entry2>) {
         edx: registers.edx,
         ..Default::default()
     }));
+}
+
+/// Says that there is a hypervisor. Its leaves are KVM's, if nobody has changed them.
+fn announce_hypervisor(leaves: &mut [kvm_cpuid_entry2]) {
+    for leaf in leaves.iter_mut().filter(|leaf| leaf.function == 1) {
+        leaf.ecx |= HYPERVISOR_PRESENT;
+    }
 }
