@@ -24,8 +24,10 @@
 
 mod children;
 mod libtest;
+mod packages;
 mod run;
 mod steps;
+mod stock_kvm;
 mod summary;
 
 use std::path::Path;
@@ -34,6 +36,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::steps::Workspace;
+use crate::stock_kvm::Leg;
 use crate::summary::Summary;
 
 /// Checks of the pvlock workspace.
@@ -44,7 +47,7 @@ struct Cli {
     command: Command,
 }
 
-/// `mutate`, `stock-kvm` and `soak` will stand here: what takes longer, or needs more than Rust, than `test` may.
+/// `mutate` and `soak` will stand here: what takes longer, or needs more than Rust, than `test` may.
 #[derive(Subcommand)]
 enum Command {
     /// Run every check, or only the steps named.
@@ -53,11 +56,18 @@ enum Command {
         #[arg(value_name = "STEP", value_parser = steps::NAMES)]
         only: Vec<String>,
     },
+    /// Run the end-to-end tests on stock KVM in emulated machines, whose packages are fetched.
+    StockKvm {
+        /// Machines; both of them if none is named.
+        #[arg(value_name = "MACHINE")]
+        only: Vec<Leg>,
+    },
 }
 
 fn main() -> ExitCode {
     let result = children::end_on_signals().and_then(|()| match Cli::parse().command {
         Command::Test { only } => test(&only),
+        Command::StockKvm { only } => stock_kvm(&only),
     });
     result.unwrap_or_else(|error| {
         eprintln!("error: {error}");
@@ -68,8 +78,7 @@ fn main() -> ExitCode {
 fn test(only: &[String]) -> Result<ExitCode, String> {
     let workspace = Workspace::find()?;
     // In CI, a machine that has KVM must be able to use it.
-    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
-    let mut summary = Summary::new(ci && Path::new("/dev/kvm").exists());
+    let mut summary = Summary::new(in_ci() && Path::new("/dev/kvm").exists());
     for step in steps::all(&workspace).filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)) {
         if children::interrupted() {
             summary.not_run(step.name);
@@ -77,12 +86,29 @@ fn test(only: &[String]) -> Result<ExitCode, String> {
             summary.add(run::step(step, &workspace));
         }
     }
+    Ok(end(&summary))
+}
+
+fn stock_kvm(only: &[Leg]) -> Result<ExitCode, String> {
+    let workspace = Workspace::find()?;
+    // In CI, it may not pass by running nothing.
+    let mut summary = Summary::new(in_ci());
+    stock_kvm::run(only, &workspace, &mut summary);
+    Ok(end(&summary))
+}
+
+fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true")
+}
+
+/// Shows what became of it, and says so to the caller.
+fn end(summary: &Summary) -> ExitCode {
     print!("\n{summary}");
-    Ok(match (children::interrupted(), summary.is_success()) {
+    match (children::interrupted(), summary.is_success()) {
         (true, _) => ExitCode::from(130),
         (false, true) => ExitCode::SUCCESS,
         (false, false) => ExitCode::FAILURE,
-    })
+    }
 }
 
 #[cfg(test)]

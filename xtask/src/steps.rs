@@ -15,6 +15,9 @@ pub(crate) struct Step {
     pub(crate) runs_tests: bool,
     /// Time for the whole step. A lost wake-up shows as a hang, and must not hang the caller.
     pub(crate) limit: Duration,
+    /// For commands that run a machine, whose exit status says nothing of what ran in it: a line that it must have printed. Skips
+    /// are told in such lines too.
+    pub(crate) closing: Option<&'static str>,
 }
 
 /// The steps, in order.
@@ -34,7 +37,7 @@ pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
             "end-to-end" => (15, true, end_to_end(workspace)),
             _ => unreachable!("a step without commands: {name}"),
         };
-        Step { name, commands, runs_tests, limit: Duration::from_secs(60 * minutes) }
+        Step { name, commands, runs_tests, limit: Duration::from_secs(60 * minutes), closing: None }
     })
 }
 
@@ -141,7 +144,7 @@ impl Workspace {
     }
 
     /// Cargo with `arguments`, which are separated by white space and seen by no shell.
-    fn cargo(&self, arguments: &str) -> Command {
+    pub(crate) fn cargo(&self, arguments: &str) -> Command {
         let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
         command.current_dir(&self.root).env("CARGO_TARGET_DIR", &self.target).args(arguments.split_whitespace());
         command
