@@ -27,7 +27,7 @@ const CLOSING: &str = "stock KVM: every program succeeded";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Test programs, and by how much their work is divided. (Contended loops of about a thousand acquisitions are enough there.)
 const AMD: &[&str] = &["10 boot", "10 failures", "10 locks", "10 notify", "10 policies", "10 pv_unhalt"];
-const INTEL: &[&str] = &["10 pause_loop_exits --nocapture", "10 pv_unhalt", "20 locks the_vcpus_really_run the_locks_we_compare"];
+const INTEL: &[&str] = &["10 pause_loop_exits --nocapture", "30 pv_unhalt", "30 locks the_vcpus_really_run the_locks_we_compare"];
 
 /// A machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -63,8 +63,8 @@ impl Leg {
     /// After this time the emulator is killed: it may not listen to anything milder.
     fn limit(self) -> Duration {
         Duration::from_secs(match self {
-            Self::Amd => 300,
-            Self::Intel => 480,
+            Self::Amd => 600,
+            Self::Intel => 1200,
         })
     }
 }
@@ -101,14 +101,24 @@ pub(crate) fn run(legs: &[Leg], workspace: &Workspace, summary: &mut Summary) {
     }
 }
 
+/// Builds the test programs and puts them into one folder: the "runner" that cargo starts for each of them copies it.
+///
 /// Static, so that the initramfs needs no libraries; in a target directory of its own, as with all other flags.
 fn build(workspace: &Workspace) -> Command {
-    let features = "--features pvlock-tests/stock-kvm";
-    let mut command =
-        workspace.cargo(&format!("test --no-run --release --target {TARGET} --package pvlock-tests {features} --test *"));
+    let programs = programs(workspace);
+    let _ = fs::remove_dir_all(&programs);
+    // If that fails, so does each copy.
+    let _ = fs::create_dir_all(&programs);
+    let mut command = workspace.cargo("test --release --package pvlock-tests --features pvlock-tests/stock-kvm --test *");
+    command.args(["--target", TARGET, "--config"]).arg(format!("target.{TARGET}.runner = [\"cp\", \"-t\", {programs:?}]"));
     command.env("CARGO_TARGET_DIR", target(workspace)).env("RUSTFLAGS", "-C target-feature=+crt-static");
     command.env_remove("CARGO_ENCODED_RUSTFLAGS").env_remove("CARGO_BUILD_TARGET");
     command
+}
+
+/// Where the test programs are.
+fn programs(workspace: &Workspace) -> PathBuf {
+    target(workspace).join("programs")
 }
 
 fn target(workspace: &Workspace) -> PathBuf {
@@ -227,18 +237,15 @@ impl Machine {
     }
 }
 
-/// The newest test program of this name: cargo adds a hash to it, and keeps those of older builds.
+/// The test program of this name; cargo adds a hash to it.
 fn test_program(workspace: &Workspace, name: &str) -> Result<PathBuf, String> {
-    let folder = target(workspace).join(TARGET).join("release/deps");
+    let folder = programs(workspace);
     let entries = fs::read_dir(&folder).map_err(|error| format!("{}: {error}", folder.display()))?;
-    let is_program = |file: &str| {
-        file.strip_prefix(name)
-            .and_then(|rest| rest.strip_prefix('-'))
-            .is_some_and(|hash| hash.chars().all(|c| c.is_ascii_hexdigit()))
+    let mut paths = entries.flatten().map(|entry| entry.path());
+    let is_it = |path: &PathBuf| {
+        path.to_str().and_then(|path| path.rsplit_once('-')).is_some_and(|(path, _)| Path::new(path).ends_with(name))
     };
-    let programs = entries.flatten().filter(|entry| is_program(&entry.file_name().to_string_lossy()));
-    let newest = programs.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok());
-    newest.map(|entry| entry.path()).ok_or_else(|| format!("no test program {name} in {}", folder.display()))
+    paths.find(is_it).ok_or_else(|| format!("no test program {name} in {}", folder.display()))
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), String> {
