@@ -83,6 +83,22 @@ impl Workload {
     }
 }
 
+/// How waiters halt and are kicked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum HaltBy {
+    /// By pvlock's doorbells: a pvlock host puts them to sleep.
+    #[default]
+    Doorbell = 0,
+    /// By stock KVM's PV_UNHALT, `hlt` and `KVM_HC_KICK_CPU`: there is no pvlock host.
+    PvUnhalt = 1,
+}
+
+impl HaltBy {
+    /// Both with their names.
+    pub const ALL: [(&'static str, Self); 2] = [("doorbell", Self::Doorbell), ("pv-unhalt", Self::PvUnhalt)];
+}
+
 /// Values of [`Job::phase`], in their order.
 pub mod phase {
     /// Wait until all are ready.
@@ -173,6 +189,10 @@ pub struct Done {
     pub longest_wait: AtomicU64,
     /// PAUSEs in the waits that ended while measuring.
     pub pauses: AtomicU64,
+    /// Halts, where no pvlock host counts them.
+    pub halts: AtomicU64,
+    /// Kicks of others, where no pvlock host counts them.
+    pub kicks: AtomicU64,
     /// Waits while measuring by length, see [`wait_bucket`].
     pub waits: [AtomicU64; WAIT_BUCKETS],
 }
@@ -201,6 +221,10 @@ pub struct Job {
     pub log_address: AtomicU64,
     /// Ticks that a waiter spins before it reports it to the host, again and again; 0: never.
     pub pause_window: AtomicU64,
+    /// Spin budget in ticks where no pvlock host gives one; 0: the guest's own.
+    pub spin_budget: AtomicU64,
+    /// [`HaltBy`].
+    pub halt: AtomicU32,
     /// Doorbell port of the host; 0: there is no host, or CPUID names another kind of doorbell.
     pub port: AtomicU32,
     /// Set by the guest when vCPU 0 has tried to register: 1 + the status.

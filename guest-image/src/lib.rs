@@ -33,6 +33,6 @@ pub mod work;
 
 pub use bare::Bare;
 pub use boot::{BootPage, VcpuBlock};
-pub use job::Job;
+pub use job::{HaltBy, Job};
 pub use locks::{Arena, LockKind};
 pub use pauses::CountPauses;

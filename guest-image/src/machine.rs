@@ -1,14 +1,14 @@
 //! The bare machine as pvlock's platform: what a kernel author has to write.
 
-use crate::entry;
+use crate::{entry, pv_unhalt};
 use core::arch::x86_64::_rdtsc;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use pvlock_guest::hypercalls::{
-    Doorbell, Host, Instruction, NativeCpuid, Pio, Ring, Status, Transport, Vmcall, discover, native_instruction,
+    Doorbell, Host, Instruction, NativeCpuid, NoHost, Pio, Ring, Status, Transport, Vmcall, discover, native_instruction,
 };
 use pvlock_guest::protocol::{PAGE_SIZE, SlotIndex, VcpuId};
-use pvlock_guest::{Guest, GuestRef, Platform, Word};
-use pvlock_guest_image::job::Protected;
+use pvlock_guest::{Guest, GuestRef, KickKind, Platform, Word};
+use pvlock_guest_image::job::{HaltBy, Protected};
 use pvlock_guest_image::{Bare, BootPage, CountPauses, Job, job, pause_loop, port};
 
 static GUEST: Guest<{ job::MAX_VCPUS }> = Guest::new();
@@ -27,6 +27,9 @@ const PAUSES_WORD: usize = 2;
 pub(crate) enum Machine {}
 
 impl Platform for Machine {
+    // Both back-ends keep to it: doorbells have more latches, KVM has this one.
+    const KICK: KickKind = KickKind::VcpuLatch;
+
     #[inline]
     fn guest() -> GuestRef<'static> {
         GUEST.as_ref()
@@ -56,11 +59,15 @@ impl Platform for Machine {
     }
 
     fn halt(slot: SlotIndex, interrupts: bool) {
-        ring(Doorbell::Halt { slot, interrupts });
+        if pv_unhalt::is_enabled() { pv_unhalt::halt() } else { ring(Doorbell::Halt { slot, interrupts }) }
     }
 
     fn kick(vcpu: VcpuId) {
-        GUEST.as_ref().kick(&Bell, vcpu);
+        if pv_unhalt::is_enabled() {
+            pv_unhalt::kick(vcpu);
+        } else {
+            GUEST.as_ref().kick(&Bell, vcpu);
+        }
     }
 }
 
@@ -127,11 +134,20 @@ fn ring(doorbell: Doorbell) {
     Bell.ring(doorbell.encode());
 }
 
-/// Finds the host and registers; returns the status. Run by vCPU 0 before any other uses a lock.
+/// Finds the host and registers, or has KVM itself be the host; returns the status. Run by vCPU 0 before any other uses a lock.
 ///
 /// Where CPUID shows the VMM's leaves, the host is found there. In CPL 3 on software KVM it shows those of the machine below
 /// instead; so a VMM with a doorbell port also writes it into the job, and only a guest in CPL 0 insists that both agree.
 pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
+    let guest = GUEST.as_ref();
+    let first = VcpuId::new(0);
+    if job.halt.load(Ordering::Relaxed) == HaltBy::PvUnhalt as u32 {
+        pv_unhalt::enable(boot.cpl);
+        // There is no host to write it.
+        guest.region().header.spin_budget.store(job.spin_budget.load(Ordering::Relaxed), Ordering::Relaxed);
+        guest.switch_over(first);
+        return 0;
+    }
     let port = job.port.load(Ordering::Relaxed);
     let mut bell = port;
     if boot.cpl == 0 {
@@ -154,7 +170,7 @@ pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
     BELL.store(bell, Ordering::Relaxed);
     PAUSE_WINDOW.store(job.pause_window.load(Ordering::Relaxed), Ordering::Relaxed);
     let Some(bell) = doorbell() else { return Status::Ok.encode() };
-    match GUEST.as_ref().register(&bell, Machine::pfn(), VcpuId::new(0)) {
+    match guest.register(&bell, Machine::pfn(), first) {
         Ok(_) => Status::Ok.encode(),
         Err(status) => status.encode(),
     }
@@ -163,7 +179,12 @@ pub(crate) fn register(boot: &BootPage, job: &Job) -> u32 {
 /// Brings the calling vCPU online.
 pub(crate) fn online(vcpu: usize) {
     let Some(id) = VcpuId::new(vcpu) else { return };
-    if BELL.load(Ordering::Relaxed) != NOBODY && GUEST.as_ref().online(&Bell, id).is_ok() {
+    let online = match doorbell() {
+        Some(bell) => GUEST.as_ref().online(&bell, id),
+        None if pv_unhalt::is_enabled() => GUEST.as_ref().online(&NoHost, id),
+        None => return,
+    };
+    if online.is_ok() {
         entry::vcpu_block().words[ONLINE_WORD].store(VcpuId::encode(Some(id)), Ordering::Relaxed);
     }
 }

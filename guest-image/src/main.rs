@@ -7,6 +7,7 @@
 mod entry;
 mod machine;
 mod mem;
+mod pv_unhalt;
 
 use core::sync::atomic::{AtomicU32, Ordering};
 
@@ -54,6 +55,9 @@ fn take_part(vcpu: usize, boot: &BootPage, job: &'static Job) {
         address => unsafe { core::slice::from_raw_parts(core::ptr::with_exposed_provenance(address as usize), entries) },
     };
     work::run(job, &ARENA, log, vcpu);
+    if let Some(done) = job.done.get(vcpu).filter(|_| pv_unhalt::is_enabled()) {
+        pv_unhalt::report(done);
+    }
 }
 
 /// One round trip through the VMM, to check that the vCPU was set up right.

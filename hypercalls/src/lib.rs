@@ -24,4 +24,4 @@ pub use discovery::{NativeCpuid, native_instruction};
 pub use doorbell::{DEFAULT_PORT, Doorbell, Status};
 #[cfg(target_arch = "x86_64")]
 pub use transport::kick_cpu;
-pub use transport::{Access, Direct, Instruction, Mmio, Msr, Operands, Pio, Ring, Transport, Vmcall};
+pub use transport::{Access, Direct, Instruction, Mmio, Msr, NoHost, Operands, Pio, Ring, Transport, Vmcall};

@@ -300,6 +300,11 @@ impl Machine {
         assert!(accepted.contains(Features::HALT));
     }
 
+    /// Switches the locks over without a host: halts and kicks are the machine's own.
+    pub fn switch_over(&'static self, running: impl IntoIterator<Item = VcpuId>) {
+        self.guest.switch_over(running);
+    }
+
     /// Brings a vCPU online.
     pub fn online(&'static self, vcpu: usize) {
         self.guest.online(&self.host(), self.vcpus[vcpu].id).expect("the host accepts");

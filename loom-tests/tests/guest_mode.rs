@@ -7,22 +7,31 @@ mod models {
     use loom::sync::atomic::{AtomicBool, Ordering};
     use pvlock_guest::Mode;
     use pvlock_guest::protocol::VcpuId;
-    use pvlock_loom_tests::{Config, Machine, Model, SlotLatches, Start, Wait, WorkOn};
+    use pvlock_loom_tests::{Config, Kick, Machine, Model, SlotLatches, Start, VcpuLatch, Wait, WorkOn};
     use std::rc::Rc;
 
-    /// vCPU 0 owns a native lock while vCPU 1 registers the region, comes online and waits for the lock.
+    fn registered_while_owned<const N: usize>() {
+        switched_while_owned::<SlotLatches, N>(|machine| machine.register((0..N).filter_map(VcpuId::new)));
+    }
+
+    /// As stock KVM's PV_UNHALT: one latch for each vCPU, and nobody to register with.
+    fn switched_over_while_owned<const N: usize>() {
+        switched_while_owned::<VcpuLatch, N>(|machine| machine.switch_over((0..N).filter_map(VcpuId::new)));
+    }
+
+    /// vCPU 0 owns a native lock while vCPU 1 switches the locks over, comes online and waits for the lock.
     ///
     /// With three vCPUs, the third one comes online at the same time: it has just been started. vCPU 0 does not.
-    fn registered_while_owned<const N: usize>() {
+    fn switched_while_owned<K: Kick, const N: usize>(switch: fn(&'static Machine)) {
         let machine = Machine::new::<N>(Config { start: Start::Native, spin: Wait::Poll, looks: 1, ..Config::default() });
-        let work = WorkOn::<SlotLatches>::new();
+        let work = WorkOn::<K>::new();
         // As a kernel tells its other vCPUs to come online.
         let registered = Rc::new(AtomicBool::new(false));
         work.begin();
         let first = {
             let (work, registered) = (work.clone(), registered.clone());
             machine.spawn(1, move || {
-                machine.register((0..N).filter_map(VcpuId::new));
+                switch(machine);
                 registered.store(true, Ordering::Relaxed);
                 machine.online(1);
                 work.once();
@@ -80,5 +89,18 @@ mod models {
     #[test]
     fn row_28_switch_3() {
         SWITCH_3.holds(registered_while_owned::<3>);
+    }
+
+    const SWITCH_2_ALONE: Model = Model::bounded("row 28: switched over without a host while a lock is owned, 2 vCPUs", 3);
+    const SWITCH_3_ALONE: Model = Model::bounded("row 28: switched over without a host while a lock is owned, 3 vCPUs", 2);
+
+    #[test]
+    fn row_28_switch_2_without_a_host() {
+        SWITCH_2_ALONE.holds(switched_over_while_owned::<2>);
+    }
+
+    #[test]
+    fn row_28_switch_3_without_a_host() {
+        SWITCH_3_ALONE.holds(switched_over_while_owned::<3>);
     }
 }

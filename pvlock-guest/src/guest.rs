@@ -19,8 +19,8 @@
 //!
 //! | bits | field | |
 //! |---|---|---|
-//! | 0 | `HOST` | there is, or was, a host: releases are read-modify-writes |
-//! | 1 | `OPEN` | the region is registered, and everybody who has to come online is counted |
+//! | 0 | `HOST` | there is, or was, somebody who halts and kicks: releases are read-modify-writes |
+//! | 1 | `OPEN` | they have been switched over, and everybody who has to come online is counted |
 //! | 2–31 | behind | vCPUs that have to come online before anyone halts |
 
 use crate::mutation::{Mutation, active};
@@ -149,23 +149,34 @@ impl<'a> GuestRef<'a> {
         let accepted = Features::from_bits(header.accepted.load(Ordering::Relaxed));
         let dedicated = HostFlags::from_bits(header.flags.load(Ordering::Relaxed)).contains(HostFlags::DEDICATED);
         if accepted.contains(Features::HALT) && !dedicated {
-            // Before anyone is marked: who comes online and finds the mark has seen that the mode is no longer native.
-            self.state.fetch_or(HOST, Ordering::Relaxed);
-            if active(Mutation::OpenedEarly) {
-                self.state.fetch_or(OPEN, Ordering::AcqRel);
-            }
-            for vcpu in running.into_iter().filter_map(|vcpu| self.vcpus.get(vcpu.index())) {
-                // Counted first: the vCPU may come online as soon as it is marked.
-                self.state.fetch_add(BEHIND, Ordering::Relaxed);
-                // Release: pairs with `online`.
-                if vcpu.behind.swap(1, Ordering::AcqRel) == 1 {
-                    self.state.fetch_sub(BEHIND, Ordering::Relaxed);
-                }
-            }
-            // Everybody is counted. Release: as in `online`.
-            self.state.fetch_or(OPEN, Ordering::AcqRel);
+            self.switch_over(running);
         }
         Ok(accepted)
+    }
+
+    /// Switches the locks over, as [`GuestRef::register`] does once its host agrees.
+    ///
+    /// For a machine that halts and kicks without a pvlock host, as stock KVM does with PV_UNHALT: call it instead of
+    /// `register`, and give [`NoHost`](pvlock_hypercalls::NoHost) to [`GuestRef::online`], [`GuestRef::offline`] and
+    /// [`GuestRef::unregister`]. [`Platform::halt`](crate::Platform::halt) and [`Platform::kick`](crate::Platform::kick) are
+    /// then the machine's own, and who has halted when `unregister` is called is kicked as ever. `running` is what it is for
+    /// `register`.
+    pub fn switch_over(&self, running: impl IntoIterator<Item = VcpuId>) {
+        // Before anyone is marked: who comes online and finds the mark has seen that the mode is no longer native.
+        self.state.fetch_or(HOST, Ordering::Relaxed);
+        if active(Mutation::OpenedEarly) {
+            self.state.fetch_or(OPEN, Ordering::AcqRel);
+        }
+        for vcpu in running.into_iter().filter_map(|vcpu| self.vcpus.get(vcpu.index())) {
+            // Counted first: the vCPU may come online as soon as it is marked.
+            self.state.fetch_add(BEHIND, Ordering::Relaxed);
+            // Release: pairs with `online`.
+            if vcpu.behind.swap(1, Ordering::AcqRel) == 1 {
+                self.state.fetch_sub(BEHIND, Ordering::Relaxed);
+            }
+        }
+        // Everybody is counted. Release: as in `online`.
+        self.state.fetch_or(OPEN, Ordering::AcqRel);
     }
 
     /// The calling vCPU `vcpu` takes part from now on. Call it on every vCPU while it holds no lock and waits for none: at

@@ -4,13 +4,15 @@
 
 mod common;
 
-use common::{Lock, Vm, cpu, for_both_locks, run_as, unlock, until};
+use common::{Lock, Vm, cpu, for_both_locks, id, run_as, unlock, until};
 use pvlock_guest::Mode;
+use pvlock_guest::hypercalls::NoHost;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 for_both_locks! {
     row_05_a_vcpu_that_is_not_set_up_spins_and_halts_once_it_is
     row_05_nobody_halts_before_registration_nor_before_everybody_is_online
+    row_05_without_a_host_too_nobody_halts_before_everybody_is_online
     row_05_a_vcpu_that_the_region_has_no_record_for_spins
     row_05_an_nmi_spins
 }
@@ -67,6 +69,25 @@ fn row_05_nobody_halts_before_registration_nor_before_everybody_is_online<L: Loc
     };
     assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, halted), 1);
     vm.unregister();
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, patient), 0, "unregistered");
+}
+
+/// A machine that halts and kicks by itself, as KVM does with PV_UNHALT.
+fn row_05_without_a_host_too_nobody_halts_before_everybody_is_online<L: Lock>() {
+    let vm = Vm::new();
+    let guest = vm.guest.as_ref();
+    guest.switch_over((0..2).map(id));
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, patient), 0, "nobody is online");
+    guest.online(&NoHost, id(1)).unwrap();
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, patient), 0, "vCPU 0 is not online");
+    guest.offline(&NoHost, id(0)).unwrap();
+    let halted = |_| {
+        vm.until_halted(1);
+        true
+    };
+    assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, halted), 1, "nobody has to come online any more");
+    guest.unregister(&NoHost).unwrap();
+    assert_eq!(guest.mode(), Mode::Paravirtual);
     assert_eq!(halts_of_a_waiter::<L>(vm, Some(1), false, patient), 0, "unregistered");
 }
 

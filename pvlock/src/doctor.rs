@@ -34,7 +34,7 @@ pub fn examine() -> Vec<Finding> {
         Err(error) => finding("/dev/kvm", "not usable", error.to_string()),
     }];
     if let Ok(kvm) = &kvm {
-        findings.extend(capabilities(kvm));
+        findings.extend(capabilities(kvm, KvmKind::detect()));
     }
     findings.extend(Files::new("/").findings());
     findings
@@ -55,17 +55,11 @@ fn device(kind: KvmKind) -> Finding {
     }
 }
 
-/// CPUID leaf of KVM's features, and the bits that matter here (Linux, Documentation/virt/kvm/x86/cpuid.rst).
-const KVM_FEATURES: u32 = 0x4000_0001;
+/// `KVM_FEATURE_STEAL_TIME` (Linux, Documentation/virt/kvm/x86/cpuid.rst).
 const STEAL_TIME: u32 = 1 << 5;
-const PV_UNHALT: u32 = 1 << 7;
 
-fn capabilities(kvm: &Kvm) -> Vec<Finding> {
-    let features = kvm
-        .get_supported_cpuid(kvm_bindings::KVM_MAX_CPUID_ENTRIES)
-        .ok()
-        .and_then(|cpuid| cpuid.as_slice().iter().find(|leaf| leaf.function == KVM_FEATURES).map(|leaf| leaf.eax))
-        .unwrap_or(0);
+fn capabilities(kvm: &Kvm, kind: KvmKind) -> Vec<Finding> {
+    let features = vm::kvm_features(kvm);
     let offered = |there: bool| if there { "offered" } else { "not offered" };
     let has = |cap| kvm.check_extension(cap);
     vec![
@@ -85,9 +79,9 @@ fn capabilities(kvm: &Kvm) -> Vec<Finding> {
         ),
         finding(
             "PV_UNHALT",
-            offered(features & PV_UNHALT != 0),
-            if features & PV_UNHALT != 0 {
-                "a guest without pvlock's host can halt and kick through KVM itself"
+            offered(features & vm::PV_UNHALT != 0),
+            if features & vm::PV_UNHALT != 0 && kind == KvmKind::Hardware {
+                "a guest without pvlock's host can halt and kick through KVM itself (`pvlock run --halt pv-unhalt`)"
             } else {
                 "a guest without pvlock's host can only spin"
             },

@@ -7,7 +7,7 @@ use crate::run::{CplChoice, NotifyChoice};
 use crate::vm::{self, Cpl, KvmKind, VmFailure};
 use clap::Args;
 use comfy_table::{Cell, CellAlignment, Table, presets};
-use pvlock_guest_image::job::{Workload, phase};
+use pvlock_guest_image::job::{HaltBy, Workload, phase};
 use pvlock_guest_image::{Job, LockKind};
 use pvlock_host::{Config, Limits, Policy, Poller, Rate, Statistics};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -126,6 +126,7 @@ impl Pair {
             // Longer than it could wait beside any neighbour: a forced wake is a lost kick.
             host: Config { deadline_ns: HANG.as_nanos() as u64, ..Config::default() },
             paravirtual: true,
+            halt: HaltBy::Doorbell,
             ioeventfd: false,
         };
         Self { hostile: Spec { workload: attack, host, ..neighbour.clone() }, neighbour, cpl, time }

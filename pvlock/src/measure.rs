@@ -54,9 +54,9 @@ pub struct Row {
     pub wait_us: WaitUs,
     /// PAUSEs per acquisition; absent for a lock that does not count them.
     pub pauses_per_op: Option<f64>,
-    /// HALT doorbells.
+    /// HALT doorbells; with PV_UNHALT, halts as the guest counts them.
     pub halts: u64,
-    /// KICK doorbells.
+    /// KICK doorbells; with PV_UNHALT, kicks as the guest counts them.
     pub kicks: u64,
     /// Sleeps that ended for no known reason.
     pub spurious: u64,
@@ -173,8 +173,8 @@ pub fn measure(spec: &Spec, outcome: &Outcome<'_>, pcpus: usize) -> Measured {
         jain: jain(&measured),
         wait_us: WaitUs { p50: quantile(0.5), p999: quantile(0.999), max: longest as f64 * tick_ns / 1000.0 },
         pauses_per_op: (spec.lock.counts_pauses() && acquired > 0).then(|| pauses as f64 / acquired as f64),
-        halts: outcome.host.halts,
-        kicks: outcome.host.kicks,
+        halts: outcome.host.halts.saturating_add(sum(&per_vcpu(|done| done.halts.load(Ordering::Relaxed)))),
+        kicks: outcome.host.kicks.saturating_add(sum(&per_vcpu(|done| done.kicks.load(Ordering::Relaxed)))),
         spurious: outcome.host.spurious,
         forced: outcome.host.forced,
         cpu_s: outcome.times.cpu.as_secs_f64(),

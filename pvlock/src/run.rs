@@ -4,10 +4,10 @@ use crate::backend::{Backend, RunError, Spec};
 use crate::measure::{Measured, Row, measure, median, share_of_bound};
 use crate::session::{Ended, Limits, Vcpus};
 use crate::sweep::{self, Sweep};
-use crate::vm::{self, Cpl, ExitCounts, KvmKind};
+use crate::vm::{self, Cpl, ExitCounts, KvmKind, NoPvUnhalt};
 use clap::{Args, ValueEnum, builder::PossibleValuesParser};
 use pvlock_guest_image::job::{self, Workload};
-use pvlock_guest_image::{LockKind, job::MAX_LOCKS};
+use pvlock_guest_image::{HaltBy, LockKind, job::MAX_LOCKS};
 use pvlock_host::protocol::HostFlags;
 use pvlock_host::{Config, Policy, Poller, Queue, Statistics};
 use pvlock_sim::trace::Trace;
@@ -80,6 +80,10 @@ fn workload(name: &str) -> Result<Workload, String> {
     by_name(&Workload::ALL, name, "workload")
 }
 
+fn halt(name: &str) -> Result<HaltBy, String> {
+    by_name(&HaltBy::ALL, name, "way to halt")
+}
+
 fn by_name<T: Copy>(all: &[(&'static str, T)], name: &str, what: &str) -> Result<T, String> {
     all.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
         let names: Vec<_> = all.iter().map(|(name, _)| *name).collect();
@@ -147,6 +151,9 @@ pub struct Options {
     /// How kicks reach the host
     #[arg(long, value_enum, default_value_t = NotifyChoice::Immediate)]
     pub notify: NotifyChoice,
+    /// How waiters halt: doorbell, through pvlock's host; or pv-unhalt, by KVM's own means without it; only on hardware KVM
+    #[arg(long, value_name = "NAME", default_value = "doorbell", value_parser = halt)]
+    pub halt: HaltBy,
     /// Privilege level of the guest
     #[arg(long, value_enum, default_value_t = CplChoice::Auto)]
     pub cpl: CplChoice,
@@ -245,6 +252,15 @@ pub enum PlanError {
         /// Why it would run on threads.
         why: String,
     },
+    /// KVM does not halt and kick for a guest here.
+    #[error("--halt pv-unhalt: {0}")]
+    NoPvUnhalt(#[from] NoPvUnhalt),
+    /// An option that tells pvlock's host what to do, and no such host.
+    #[error("{option} is for pvlock's host, which has no part in --halt pv-unhalt: leave one of the two out")]
+    NeedsHost {
+        /// The option.
+        option: &'static str,
+    },
     /// A lock that a guest cannot use.
     #[error("`{lock}` sleeps in the operating system, and the guest has none: add --backend threads, or leave it out of --locks")]
     NeedsThreads {
@@ -263,6 +279,9 @@ impl Options {
         let (backend, why) = self.backend()?;
         if self.notify == NotifyChoice::Ioeventfd && matches!(backend, Backend::Threads) {
             return Err(PlanError::NeedsKvm { why });
+        }
+        if self.halt == HaltBy::PvUnhalt {
+            self.halts_without_host(&backend)?;
         }
         let pcpus = std::thread::available_parallelism().map_or(1, usize::from);
         let counts = match self.vcpus {
@@ -290,6 +309,21 @@ impl Options {
         let seconds = Duration::from_secs_f64;
         let limits = Limits { run: seconds(self.seconds), watchdog: seconds(self.watchdog) };
         Ok(Plan { backend, why, pcpus, cells, sweep, repeat: self.repeat, limits, trace: self.trace.is_some() })
+    }
+
+    fn halts_without_host(&self, backend: &Backend) -> Result<(), PlanError> {
+        backend.check_pv_unhalt()?;
+        let told = [
+            ("--queue", self.queue != QueueChoice::Previous),
+            ("--policy", self.policy != "ignore"),
+            ("--wake-ahead", self.wake_ahead != 0),
+            ("--notify", self.notify != NotifyChoice::Immediate),
+            ("--dedicated", self.dedicated),
+        ];
+        match told.into_iter().find(|(_, told)| *told) {
+            Some((option, _)) => Err(PlanError::NeedsHost { option }),
+            None => Ok(()),
+        }
     }
 
     fn overcommits(&self, pcpus: usize) -> Vec<usize> {
@@ -367,6 +401,7 @@ impl Options {
                 ..Config::default()
             },
             paravirtual: true,
+            halt: self.halt,
             ioeventfd: self.notify == NotifyChoice::Ioeventfd,
         }
     }

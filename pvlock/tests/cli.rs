@@ -305,3 +305,17 @@ fn interrupted(arguments: &[&str]) -> (Option<i32>, String) {
     stdout.read_to_string(&mut rest).unwrap();
     (child.wait().unwrap().code(), rest)
 }
+
+#[test]
+fn halts_by_kvm_itself_are_refused_where_they_cannot_be_had() {
+    for (arguments, hint) in [
+        (["--backend", "threads", "--halt", "pv-unhalt"].as_slice(), "hardware KVM"),
+        (&["--halt", "pv"], "choose from doorbell, pv-unhalt"),
+        (&["--halt", "pv-unhalt", "--policy", "yield"], "--halt pv-unhalt"),
+    ] {
+        let output = pvlock(arguments);
+        assert!(!output.status.success(), "{arguments:?}");
+        let error = text(&output.stderr);
+        assert!(error.contains(hint), "{arguments:?}: {error}");
+    }
+}

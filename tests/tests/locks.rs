@@ -8,7 +8,7 @@ use pvlock_guest_image::LockKind;
 use pvlock_guest_image::job::Workload;
 use pvlock_host::protocol::HostFlags;
 use pvlock_host::{Config, Queue};
-use pvlock_tests::{backends, kvm, run, spec};
+use pvlock_tests::{backends, kvm, run, scaled, spec};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn every_workload_is_exact_and_strictly_ordered_at_every_overcommit() {
                 let order = measured.order.unwrap();
                 assert!(order.is_strict(), "{context}");
                 assert_eq!(order.unlogged, 0, "{context}");
-                let sections = 300 * vcpus as u64;
+                let sections = spec.limit * vcpus as u64;
                 match workload {
                     // Two acquisitions, but for the last lock.
                     Workload::Nested => assert!((sections..=2 * sections).contains(&order.checked), "{context}"),
@@ -107,7 +107,7 @@ fn every_queue_and_wake_ahead_serves_in_order() {
             for wake_ahead in [0, 1, 4] {
                 let host = Config { queue, wake_ahead, spin_budget: 1, ..spec(LockKind::Ticket, 1).host };
                 // Sections that outlast the spin before a wait is published, and more of them than fit a time slice.
-                let (limit, inside) = (1000, 50_000);
+                let (limit, inside) = (scaled(1000), 50_000);
                 let measured =
                     run(backend, &pvlock::backend::Spec { host, inside, limit, log: 6 * limit, ..spec(LockKind::Ticket, 6) });
                 let context = format!("{backend:?} {queue:?} {wake_ahead}: {measured:?}");

@@ -5,13 +5,13 @@ use pvlock::measure::Measured;
 use pvlock::vm::ExitKind;
 use pvlock_guest_image::LockKind;
 use pvlock_host::{Config, Policy, Poller, Queue};
-use pvlock_tests::{backends, kvm, run, spec};
+use pvlock_tests::{backends, kvm, run, scaled, spec};
 
 const VCPUS: u32 = 6;
 
 /// A run in which everybody halts: sections that outlast the spin, and more of them than fit a time slice.
 fn halting(backend: Backend, host: Config, ioeventfd: bool) -> Measured {
-    let (limit, inside) = (1000, 50_000);
+    let (limit, inside) = (scaled(1000), 50_000);
     let spec = spec(LockKind::Ticket, VCPUS as usize);
     let log = u64::from(VCPUS) * limit;
     let measured = run(backend, &Spec { host: Config { spin_budget: 1, ..host }, limit, inside, log, ioeventfd, ..spec });

@@ -2,7 +2,7 @@
 
 use pvlock_guest_image::LockKind;
 use pvlock_host::{Config, Decision, Policy, Queue, Resume, Sleep};
-use pvlock_tests::{backends, run, spec};
+use pvlock_tests::{backends, run, scaled, spec};
 
 #[test]
 fn every_policy_is_exact_and_strictly_ordered_and_forgets_no_sleeper() {
@@ -12,7 +12,7 @@ fn every_policy_is_exact_and_strictly_ordered_and_forgets_no_sleeper() {
             let queue = if name == "park-on-holder" { Queue::Holder } else { Queue::Previous };
             let host = Config { policy, queue, ..spec(LockKind::Ticket, 1).host };
             // Sections that outlast the window after which a guest reports its spinning, and more of them than fit a time slice.
-            let (limit, inside) = (1000, 50_000);
+            let (limit, inside) = (scaled(1000), 50_000);
             let spec = pvlock::backend::Spec { host, limit, inside, log: 6 * limit, ..spec(LockKind::Ticket, 6) };
             let measured = run(backend, &spec);
             let context = format!("{backend:?} {name}: {measured:?}");

@@ -38,7 +38,7 @@ pub(crate) struct Options {
 
 pub(crate) fn run(options: &Options) -> Result<ExitCode, String> {
     let workspace = Workspace::find()?;
-    let emulator = match Emulator::find(&workspace.target.join("xtask-packages")) {
+    let emulator = match Emulator::find(&workspace.target) {
         Ok(emulator) => emulator,
         Err(why) => {
             println!("SKIPPED: hv: no QEMU: {why}");
@@ -83,13 +83,13 @@ struct Emulator {
 }
 
 impl Emulator {
-    fn find(directory: &Path) -> Result<Self, String> {
+    fn find(target: &Path) -> Result<Self, String> {
         const PROGRAM: &str = "qemu-system-x86_64";
         let installed = Command::new(PROGRAM).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
         if installed.is_ok_and(|status| status.success()) {
             return Ok(Self { program: PROGRAM.into(), root: None });
         }
-        let root = packages::unpack(&["qemu-system-x86"], directory)?;
+        let root = packages::fetch(target, &["qemu-system-x86"])?;
         Ok(Self { program: root.join("usr/bin").join(PROGRAM), root: Some(root) })
     }
 

@@ -33,6 +33,7 @@ mod mutate;
 mod packages;
 mod run;
 mod steps;
+mod stock_kvm;
 mod summary;
 mod table;
 
@@ -43,6 +44,7 @@ use std::process::{Command as Process, ExitCode};
 use clap::{Parser, Subcommand};
 
 use crate::steps::{Step, Workspace};
+use crate::stock_kvm::Leg;
 use crate::summary::Summary;
 
 /// Checks of the pvlock workspace.
@@ -94,6 +96,12 @@ enum Command {
     },
     /// Boot the bare-metal hypervisor of hv-testbed under emulation, and run guests on it with each policy.
     Hv(hv::Options),
+    /// Run the end-to-end tests on stock KVM in emulated machines, whose packages are fetched.
+    StockKvm {
+        /// Machines; both of them if none is named.
+        #[arg(value_name = "MACHINE")]
+        only: Vec<Leg>,
+    },
 }
 
 fn main() -> ExitCode {
@@ -116,6 +124,7 @@ fn command(command: Command) -> Result<ExitCode, String> {
         Command::Unsafe { brief } => inventory::run(&workspace.root, brief),
         Command::Fuzz { only, minutes } => fuzz::run(&workspace, &only, minutes),
         Command::Hv(options) => hv::run(&options),
+        Command::StockKvm { only } => Ok(stock_kvm(&only, &workspace)),
         Command::Mutate { only } => mutate::run(&workspace, &only),
     }
 }
@@ -123,8 +132,7 @@ fn command(command: Command) -> Result<ExitCode, String> {
 /// Runs these steps, or only those named.
 fn all_of(steps: impl Iterator<Item = Step>, only: &[String], workspace: &Workspace) -> ExitCode {
     // In CI, a machine that has KVM must be able to use it.
-    let ci = std::env::var("CI").is_ok_and(|value| value == "true");
-    let mut summary = Summary::new(ci && Path::new("/dev/kvm").exists());
+    let mut summary = Summary::new(in_ci() && Path::new("/dev/kvm").exists());
     for step in steps.filter(|step| only.is_empty() || only.iter().any(|name| name == step.name)) {
         if children::interrupted() {
             summary.not_run(step.name);
@@ -132,6 +140,22 @@ fn all_of(steps: impl Iterator<Item = Step>, only: &[String], workspace: &Worksp
             summary.add(run::step(step, workspace));
         }
     }
+    end(&summary)
+}
+
+fn stock_kvm(only: &[Leg], workspace: &Workspace) -> ExitCode {
+    // In CI, it may not pass by running nothing.
+    let mut summary = Summary::new(in_ci());
+    stock_kvm::run(only, workspace, &mut summary);
+    end(&summary)
+}
+
+fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true")
+}
+
+/// Shows what became of it, and says so to the caller.
+fn end(summary: &Summary) -> ExitCode {
     print!("\n{summary}");
     match (children::interrupted(), summary.is_success()) {
         (true, _) => ExitCode::from(130),

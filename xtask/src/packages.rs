@@ -1,76 +1,87 @@
-//! Programs of the distribution that are used without being installed: downloaded, and unpacked below the target directory.
+//! Debian packages as folders: fetched and unpacked below the target directory, never installed.
+//!
+//! (Installing them could remove others from the machine, and would need root.)
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-/// Downloads Debian packages, with whatever they depend on that is not installed, and unpacks them below `directory`, once.
-/// Returns the root of the tree.
-pub(crate) fn unpack(packages: &[&str], directory: &Path) -> Result<PathBuf, String> {
-    let root = directory.join("root");
-    let done = directory.join(format!("unpacked-{}", packages.join("-")));
-    if done.exists() {
-        return Ok(root);
+use crate::children;
+
+/// Unpacks the packages `names`, and the libraries that they need and that are not installed, into one root below `target`, and
+/// returns it. What was fetched before is not fetched again: then this needs no network.
+pub(crate) fn fetch(target: &Path, names: &[&str]) -> Result<PathBuf, String> {
+    let (root, archives) = (target.join("packages/root"), target.join("packages/archives"));
+    for directory in [&root, &archives] {
+        fs::create_dir_all(directory).map_err(|error| format!("cannot create {}: {error}", directory.display()))?;
     }
-    let archives = directory.join("archives");
-    for place in [&root, &archives] {
-        fs::create_dir_all(place).map_err(|error| format!("cannot make {}: {error}", place.display()))?;
+    let fetched = |name: &str| archives.join(format!("{name}.unpacked"));
+    let wanted = with_lists(|| with_libraries(names))?;
+    let missing: Vec<_> = wanted.into_iter().filter(|name| !fetched(name).exists()).collect();
+    if !missing.is_empty() {
+        println!("--- apt-get download {}", missing.join(" "));
+        with_lists(|| output(Command::new("apt-get").arg("download").args(&missing).current_dir(&archives)))?;
     }
-    let missing = missing(packages)?;
-    let mut download = Command::new("apt-get");
-    download.arg("download").args(&missing).current_dir(&archives).stdout(Stdio::null());
-    run(&mut download)?;
-    let entries = fs::read_dir(&archives).map_err(|error| format!("cannot read {}: {error}", archives.display()))?;
-    for archive in entries.flatten().map(|entry| entry.path()).filter(|path| path.extension().is_some_and(|end| end == "deb")) {
-        run(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&root))?;
+    for name in missing {
+        // NAME_VERSION_ARCHITECTURE.deb
+        let archive = newest(&archives, &format!("{name}_")).ok_or_else(|| format!("apt-get left no archive of {name}"))?;
+        output(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&root))?;
+        let done = fetched(&name);
+        fs::write(&done, "").map_err(|error| format!("cannot write {}: {error}", done.display()))?;
+        // Unpacked, it is only in the way.
+        let _ = fs::remove_file(archive);
     }
-    fs::write(&done, "").map_err(|error| format!("cannot write {}: {error}", done.display()))?;
     Ok(root)
 }
 
-/// These packages and all that they need, without what is installed.
-fn missing(packages: &[&str]) -> Result<BTreeSet<String>, String> {
-    const NOT: [&str; 6] = ["recommends", "suggests", "conflicts", "breaks", "replaces", "enhances"];
-    let mut depends = Command::new("apt-cache");
-    depends.args(["depends", "--recurse"]);
-    depends.args(NOT.iter().map(|kind| format!("--no-{kind}"))).args(packages);
-    let known = output(&mut depends)?;
-    let installed = output(Command::new("dpkg-query").args(["-W", "-f", "${Package} ${db:Status-Status}\n"]))?;
-    let installed: BTreeSet<&str> = installed.lines().filter_map(|line| line.strip_suffix(" installed")).collect();
-    Ok(named(&known).filter(|name| !installed.contains(name)).map(str::to_owned).collect())
+/// The packages that a package depends on directly.
+pub(crate) fn depends(name: &str) -> Result<Vec<String>, String> {
+    let text = with_lists(|| output(Command::new("apt-cache").args(["depends", "--important", name])))?;
+    Ok(text.lines().filter_map(|line| line.trim().strip_prefix("Depends: ")).map(str::to_owned).collect())
 }
 
-/// The packages in the output of `apt-cache depends`: names begin a line, relations are indented, virtual packages in brackets.
-fn named(depends: &str) -> impl Iterator<Item = &str> {
-    depends.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_alphanumeric()))
+fn with_libraries(names: &[&str]) -> Result<BTreeSet<String>, String> {
+    let mut needs = Command::new("apt-cache");
+    needs.args(["depends", "--recurse", "--important", "--no-conflicts", "--no-breaks", "--no-replaces", "--no-enhances"]);
+    let needed = output(needs.args(names))?;
+    let installed = output(Command::new("dpkg-query").args(["-W", "-f", "${db:Status-Abbrev} ${Package}\n"]))?;
+    let installed: BTreeSet<_> = installed.lines().filter_map(|line| line.strip_prefix("ii")).map(str::trim).collect();
+    // One package a line; what it depends on is indented, and comes again as a package. `<name>` is a virtual one.
+    let libraries = needed.lines().filter(|name| name.starts_with("lib") && !installed.contains(name));
+    Ok(libraries.chain(names.iter().copied()).map(str::to_owned).collect())
 }
 
-fn run(command: &mut Command) -> Result<(), String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    match command.stdin(Stdio::null()).status() {
-        Ok(status) if status.success() => Ok(()),
-        Ok(status) => Err(format!("{name}: {status}")),
-        Err(error) => Err(format!("cannot start {name}: {error}")),
-    }
+/// Does `what`; if that fails, reads the lists of packages anew, which may be missing or old, and tries once more.
+fn with_lists<T>(what: impl Fn() -> Result<T, String>) -> Result<T, String> {
+    what().or_else(|error| {
+        if children::interrupted() {
+            return Err(error);
+        }
+        // Only root may; if it fails, the second attempt says what is missing.
+        let _ = output(Command::new("apt-get").arg("update"));
+        what()
+    })
 }
 
+/// What a command prints, if it succeeds.
 fn output(command: &mut Command) -> Result<String, String> {
-    let name = command.get_program().to_string_lossy().into_owned();
-    let output = command.stdin(Stdio::null()).output().map_err(|error| format!("cannot start {name}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{name}: {}", String::from_utf8_lossy(&output.stderr).trim()));
+    let shown = command.get_program().display().to_string();
+    let output = command.env("LC_ALL", "C").output().map_err(|error| format!("cannot start {shown}: {error}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let text = String::from_utf8_lossy(&output.stderr);
+    let last = text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or("it says nothing");
+    Err(format!("{shown} failed: {last}"))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_real_packages_are_named() {
-        let text = "qemu-system-x86\n  Depends: libfdt1\n    libfdt1\n  Depends: <a-virtual-one>\nlibfdt1\n<a-virtual-one>\n    provider\n";
-        assert_eq!(named(text).collect::<Vec<_>>(), ["qemu-system-x86", "libfdt1"]);
-    }
+fn newest(directory: &Path, prefix: &str) -> Option<PathBuf> {
+    let entries = fs::read_dir(directory).ok()?.flatten();
+    let of_package = entries.filter(|entry| {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        name.starts_with(prefix) && name.ends_with(".deb")
+    });
+    of_package.max_by_key(|entry| entry.metadata().and_then(|data| data.modified()).ok()).map(|entry| entry.path())
 }

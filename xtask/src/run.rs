@@ -26,6 +26,18 @@ pub(crate) struct Outcome {
     pub(crate) faults: Vec<String>,
 }
 
+impl Outcome {
+    /// Of a step that cannot run here.
+    pub(crate) fn skipped(name: &'static str, time: Duration, reason: String) -> Self {
+        Self { name, time, counts: None, skips: vec![reason], notes: Vec::new(), faults: Vec::new() }
+    }
+
+    /// Of a step that failed before it ran anything.
+    pub(crate) fn failed(name: &'static str, fault: String) -> Self {
+        Self { name, time: Duration::ZERO, counts: None, skips: Vec::new(), notes: Vec::new(), faults: vec![fault] }
+    }
+}
+
 /// Runs all commands of a step and shows what they print.
 pub(crate) fn step(step: Step, workspace: &Workspace) -> Outcome {
     let start = Instant::now();
@@ -34,6 +46,7 @@ pub(crate) fn step(step: Step, workspace: &Workspace) -> Outcome {
     let mut counts = Counts::default();
     let mut faults = Vec::new();
     let mut notes = Vec::new();
+    let mut told = Vec::new();
     for mut command in step.commands {
         if children::interrupted() {
             break;
@@ -41,21 +54,30 @@ pub(crate) fn step(step: Step, workspace: &Workspace) -> Outcome {
         println!("--- {}", shown(&command));
         command.stdin(Stdio::null()).env("PVLOCK_SKIP_LOG", &log.path);
         let left = step.limit.saturating_sub(start.elapsed());
+        let mut closed = false;
         let result = within(left, &mut command, |line| {
             if step.runs_tests {
                 counts += Counts::of_line(line).unwrap_or_default();
             } else {
                 notes.extend(line.strip_prefix("note: ").map(|note| note.trim_end().to_owned()));
             }
+            if let Some(closing) = step.closing {
+                closed |= line.trim() == closing;
+                told.extend(libtest::skips(line));
+            }
         });
         if let Err(fault) = result {
             faults.push(format!("{fault}: {}", shown(&command)));
         }
+        if let Some(closing) = step.closing.filter(|_| !closed) {
+            faults.push(format!("it did not say {closing:?}"));
+        }
     }
-    let skips = log.read().unwrap_or_else(|error| {
+    let mut skips = log.read().unwrap_or_else(|error| {
         faults.push(format!("cannot read {}: {error}", log.path.display()));
         Vec::new()
     });
+    skips.append(&mut told);
     Outcome { name: step.name, time: start.elapsed(), counts: step.runs_tests.then_some(counts), skips, notes, faults }
 }
 

@@ -15,6 +15,9 @@ pub(crate) struct Step {
     pub(crate) runs_tests: bool,
     /// Time for the whole step. A lost wake-up shows as a hang, and must not hang the caller.
     pub(crate) limit: Duration,
+    /// For commands that run a machine, whose exit status says nothing of what ran in it: a line that it must have printed. Skips
+    /// are told in such lines too.
+    pub(crate) closing: Option<&'static str>,
 }
 
 /// The steps, in order.
@@ -37,7 +40,7 @@ pub(crate) fn all(workspace: &Workspace) -> impl Iterator<Item = Step> {
             "end-to-end" => (15, true, end_to_end(workspace)),
             _ => unreachable!("a step without commands: {name}"),
         };
-        Step { name, commands, runs_tests, limit: Duration::from_secs(60 * minutes) }
+        Step { name, commands, runs_tests, limit: Duration::from_secs(60 * minutes), closing: None }
     })
 }
 
@@ -137,7 +140,7 @@ pub(crate) fn sanitize(workspace: &Workspace) -> Step {
     command.env("RUSTC_BOOTSTRAP", "1").env("RUSTFLAGS", "-Zsanitizer=address");
     // Tests leak their VMs, so that threads may outlive a failure.
     command.env("ASAN_OPTIONS", "detect_leaks=0");
-    Step { name: "sanitize", commands: vec![command], runs_tests: true, limit: Duration::from_secs(60 * 30) }
+    Step { name: "sanitize", commands: vec![command], runs_tests: true, limit: Duration::from_secs(60 * 30), closing: None }
 }
 
 /// Real VMs, with the programs that users get.

@@ -116,17 +116,20 @@ impl Machine {
         let transport = Transport::Pio(Pio { port: DEFAULT_PORT });
         let counted = if spec.host.policy.poller.is_some() { Features::KICK_WORD } else { Features::default() };
         let features = Features::HALT.union(Features::PAUSE_LOOP).union(counted);
-        let offer = spec.paravirtual.then_some(Offer { features, transport });
+        let offer = spec.rings().then_some(Offer { features, transport });
 
-        let config = VmConfig { vcpus: spec.vcpus, ram_bytes, cpl };
-        let vm = Vm::new(&vm::open()?, &config, crate::GUEST_IMAGE, |_, leaves| announce(offer, leaves))?;
+        let config = VmConfig { vcpus: spec.vcpus, ram_bytes, cpl, irqchip: spec.pv_unhalt() };
+        let vm = Vm::new(&vm::open()?, &config, crate::GUEST_IMAGE, |_, leaves| match offer {
+            None if spec.pv_unhalt() => announce_hypervisor(leaves),
+            offer => announce(offer, leaves),
+        })?;
         vm.set_arg(0, JobMemory::JOB)?;
         let memory = JobMemory::new(Arc::clone(vm.memory()), spec)?;
-        let port = if spec.paravirtual { DEFAULT_PORT.into() } else { 0 };
+        let port = if spec.rings() { DEFAULT_PORT.into() } else { 0 };
         fill(memory.job(), spec, port, if spec.log > 0 { JobMemory::LOG } else { 0 });
 
         let driver = Arc::new(Driver::new(spec.host, spec.vcpus, Ram(Arc::clone(&memory.ram)))?);
-        if spec.paravirtual && spec.ioeventfd {
+        if spec.rings() && spec.ioeventfd {
             driver.kick_by_eventfd(transport, vm.fd()).map_err(RunError::Ioeventfd)?;
         }
         let host = Arc::clone(&driver);
@@ -281,9 +284,7 @@ pub(super) fn run<T>(
 fn announce(offer: Option<Offer>, leaves: &mut Vec<kvm_cpuid_entry2>) {
     leaves.retain(|leaf| !(CPUID_BASE..CPUID_BASE + 0x1_0000).contains(&leaf.function));
     let Some(offer) = offer else { return };
-    for leaf in leaves.iter_mut().filter(|leaf| leaf.function == 1) {
-        leaf.ecx |= HYPERVISOR_PRESENT;
-    }
+    announce_hypervisor(leaves);
     leaves.extend(offer.leaves(CPUID_BASE).map(|(function, registers)| kvm_cpuid_entry2 {
         function,
         eax: registers.eax,
@@ -292,4 +293,11 @@ fn announce(offer: Option<Offer>, leaves: &mut Vec<kvm_cpuid_entry2>) {
         edx: registers.edx,
         ..Default::default()
     }));
+}
+
+/// Says that there is a hypervisor. Its leaves are KVM's, if nobody has changed them.
+fn announce_hypervisor(leaves: &mut [kvm_cpuid_entry2]) {
+    for leaf in leaves.iter_mut().filter(|leaf| leaf.function == 1) {
+        leaf.ecx |= HYPERVISOR_PRESENT;
+    }
 }

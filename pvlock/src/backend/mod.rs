@@ -5,9 +5,10 @@ pub mod threads;
 
 use crate::order::LogView;
 use crate::session::{Ended, Limits, Times, Vcpus};
-use crate::vm::{Cpl, ExitCounts, KvmError, KvmKind, OutOfRange, VmError, VmFailure};
+use crate::vm;
+use crate::vm::{Cpl, ExitCounts, KvmError, KvmKind, NoPvUnhalt, OutOfRange, VmError, VmFailure};
 use pvlock_guest_image::job::{LogEntry, MAX_LOCKS, Workload};
-use pvlock_guest_image::{Job, LockKind};
+use pvlock_guest_image::{HaltBy, Job, LockKind};
 use pvlock_host::{Config, EngineError, PauseLoop, Statistics};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,10 +35,24 @@ pub struct Spec {
     pub log: u64,
     /// The host's settings.
     pub host: Config,
-    /// Whether the guest gets a host at all.
+    /// Whether the guest gets somebody who halts and kicks at all.
     pub paravirtual: bool,
+    /// How the guest halts and kicks, if it is paravirtual.
+    pub halt: HaltBy,
     /// Whether kicks reach the host through eventfds, without exits. Without a VM there are none.
     pub ioeventfd: bool,
+}
+
+impl Spec {
+    /// Whether the guest rings doorbells of a pvlock host.
+    pub fn rings(&self) -> bool {
+        self.paravirtual && self.halt == HaltBy::Doorbell
+    }
+
+    /// Whether the guest halts and kicks by KVM's own means.
+    pub fn pv_unhalt(&self) -> bool {
+        self.paravirtual && self.halt == HaltBy::PvUnhalt
+    }
 }
 
 /// What a run left behind.
@@ -85,6 +100,9 @@ pub enum RunError {
     /// The host engine refuses its settings.
     #[error(transparent)]
     Engine(#[from] EngineError),
+    /// KVM does not halt and kick for this guest.
+    #[error(transparent)]
+    NoPvUnhalt(#[from] NoPvUnhalt),
     /// KVM signals no eventfds for the doorbell.
     #[error("kicks through eventfds: {0}")]
     Ioeventfd(std::io::Error),
@@ -118,6 +136,18 @@ impl Backend {
         }
     }
 
+    /// Whether a guest here can halt and be kicked by KVM's own means.
+    ///
+    /// # Errors
+    ///
+    /// What stands against it.
+    pub fn check_pv_unhalt(&self) -> Result<(), NoPvUnhalt> {
+        match *self {
+            Self::Kvm { kind, cpl } => vm::check_pv_unhalt(kind, cpl),
+            Self::Threads => Err(NoPvUnhalt::NoVm),
+        }
+    }
+
     /// Runs `spec` and hands what came of it to `read`.
     ///
     /// # Errors
@@ -131,6 +161,9 @@ impl Backend {
         progress: impl FnMut(std::time::Duration, &dyn Vcpus),
         read: impl FnOnce(&Outcome<'_>) -> T,
     ) -> Result<T, RunError> {
+        if spec.pv_unhalt() {
+            self.check_pv_unhalt()?;
+        }
         match *self {
             Self::Kvm { cpl, .. } => kvm::run(spec, cpl, limits, interrupt, progress, read),
             Self::Threads => threads::run(spec, limits, interrupt, progress, read),
@@ -151,6 +184,10 @@ fn fill(job: &Job, spec: &Spec, port: u32, log_address: u64) {
     job.log_capacity.store(spec.log, Ordering::Relaxed);
     job.log_address.store(log_address, Ordering::Relaxed);
     job.pause_window.store(pause_window(spec), Ordering::Relaxed);
+    if spec.pv_unhalt() {
+        job.halt.store(spec.halt as u32, Ordering::Relaxed);
+        job.spin_budget.store(spec.host.spin_budget, Ordering::Relaxed);
+    }
     job.port.store(port, Ordering::Relaxed);
 }
 
@@ -159,7 +196,7 @@ fn fill(job: &Job, spec: &Spec, port: u32, log_address: u64) {
 const PAUSE_WINDOW: u64 = 4096;
 
 fn pause_window(spec: &Spec) -> u64 {
-    let wanted = spec.paravirtual && spec.host.policy.pause_loop != PauseLoop::Ignore;
+    let wanted = spec.rings() && spec.host.policy.pause_loop != PauseLoop::Ignore;
     if wanted { PAUSE_WINDOW } else { 0 }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::backend::{Backend, Spec};
 use pvlock_guest_image::LockKind;
-use pvlock_guest_image::job::Workload;
+use pvlock_guest_image::job::{HaltBy, Workload};
 use pvlock_host::protocol::HostFlags;
 use pvlock_host::{Config, Limits, Policy, Poller, Queue, Rate};
 use std::fmt;
@@ -76,6 +76,7 @@ impl Mix {
             log: if lock.is_strict() && random.bool() { LOG } else { 0 },
             host: host(&mut random),
             paravirtual: random.u32(..20) > 0,
+            halt: HaltBy::Doorbell,
             ioeventfd: kvm && random.u32(..4) == 0,
         };
         let drops = Drops { machines: random.u32(10..60), longest_us: log_uniform(&mut random, 1.0, 10_000.0) as u64 };

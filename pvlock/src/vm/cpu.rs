@@ -8,8 +8,8 @@ use std::fmt;
 use std::os::fd::AsRawFd;
 
 use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid_entry2, kvm_device_attr, kvm_dtable, kvm_fpu,
-    kvm_regs, kvm_segment, kvm_sregs,
+    CpuId, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE, KVM_VCPU_TSC_CTRL, KVM_VCPU_TSC_OFFSET, kvm_cpuid_entry2, kvm_device_attr,
+    kvm_dtable, kvm_fpu, kvm_mp_state, kvm_regs, kvm_segment, kvm_sregs,
 };
 use kvm_ioctls::{Kvm, VcpuFd};
 
@@ -129,6 +129,22 @@ pub(super) fn set_up(fd: &VcpuFd, vcpu: usize, cpl: Cpl, entry: u64) -> Result<(
         ..Default::default()
     })
     .map_err(failed("setting FPU registers"))
+}
+
+/// Offset of the spurious-interrupt vector register, and its value: enabled, vector 0xff (Intel SDM vol. 3, 11.9).
+const APIC_SVR: usize = 0xf0;
+const APIC_ENABLED: u32 = 0x1ff;
+
+/// Has a vCPU with an in-kernel interrupt controller run from the start, not wait for INIT and SIPI, with its APIC enabled:
+/// KVM delivers nothing to one that is not, kicks included.
+pub(super) fn set_up_apic(fd: &VcpuFd, vcpu: usize) -> Result<(), VmError> {
+    let failed = |what| move |source| VmError::Vcpu { vcpu, what, source };
+    let mut apic = fd.get_lapic().map_err(failed("reading its APIC"))?;
+    for (to, from) in apic.regs[APIC_SVR..].iter_mut().zip(APIC_ENABLED.to_le_bytes()) {
+        *to = from as _;
+    }
+    fd.set_lapic(&apic).map_err(failed("enabling its APIC"))?;
+    fd.set_mp_state(kvm_mp_state { mp_state: KVM_MP_STATE_RUNNABLE }).map_err(failed("making it runnable"))
 }
 
 /// The CPUID leaves that this KVM can give a guest.

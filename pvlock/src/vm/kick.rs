@@ -149,7 +149,7 @@ mod tests {
                 return eprintln!("SKIPPED: a_request_made_before_kvm_run_is_not_lost: {error}");
             }
         };
-        let config = VmConfig { vcpus: 1, ram_bytes: layout::MIN_RAM, cpl: Cpl::Three };
+        let config = VmConfig { vcpus: 1, ram_bytes: layout::MIN_RAM, cpl: Cpl::Three, irqchip: false };
         let mut vm = Vm::new(&kvm, &config, crate::GUEST_IMAGE, |_, _| {}).expect("a VM");
         let mut fd = vm.fds.remove(0);
         // `jmp $` at the entry point: nothing but the request can end KVM_RUN.

@@ -5,14 +5,14 @@
 //! use pvlock::vm::{self, Cpl, KvmKind, Next, Vm, VmConfig};
 //!
 //! let kvm = vm::open()?;
-//! let config = VmConfig { vcpus: 4, ram_bytes: 64 << 20, cpl: Cpl::best_for(KvmKind::detect()) };
+//! let config = VmConfig { vcpus: 4, ram_bytes: 64 << 20, cpl: Cpl::best_for(KvmKind::detect()), irqchip: false };
 //! let vm = Vm::new(&kvm, &config, pvlock::GUEST_IMAGE, |_vcpu, _cpuid| {})?;
 //! let outcome = vm.start(|_vcpu, _exit| Next::Unhandled)?.join()?;
 //! println!("{:?}", outcome.ends);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! There are no devices and no interrupt controller. What a port means is the caller's
+//! There are no devices, and no interrupt controller unless one is asked for. What a port means is the caller's
 //! business, except for `EXIT` and `PANIC` of [`pvlock_guest_image::port`].
 
 mod counters;
@@ -23,6 +23,7 @@ mod image;
 mod kick;
 mod kind;
 mod memory;
+mod pv_unhalt;
 mod running;
 mod vcpu;
 
@@ -44,6 +45,8 @@ pub use kind::{DEVICE, KvmError, KvmKind, open, open_at};
 pub use kvm_bindings::kvm_cpuid_entry2;
 pub use kvm_ioctls::VcpuExit;
 pub use memory::{GuestMemory, OutOfRange};
+pub use pv_unhalt::{NoPvUnhalt, check_pv_unhalt};
+pub(crate) use pv_unhalt::{PV_UNHALT, kvm_features};
 pub use pvlock_guest_image::layout;
 pub use running::{DUMP_LIMIT, RunningVm, STOP_LIMIT, Stopper, VmFailure, VmOutcome};
 pub use vcpu::{Next, VcpuEnd, VcpuError};
@@ -61,6 +64,9 @@ pub struct VmConfig {
     pub ram_bytes: u64,
     /// Privilege level of the guest.
     pub cpl: Cpl,
+    /// Whether KVM has an interrupt controller for it. Then `hlt` sleeps in the kernel until an interrupt or `KVM_HC_KICK_CPU`;
+    /// without one it is an exit.
+    pub irqchip: bool,
 }
 
 /// A VM that is ready to start: memory filled, vCPUs set up, no thread yet.
@@ -89,7 +95,7 @@ impl Vm {
     where
         C: FnMut(usize, &mut Vec<kvm_cpuid_entry2>),
     {
-        let VmConfig { vcpus, ram_bytes, cpl } = *config;
+        let VmConfig { vcpus, ram_bytes, cpl, irqchip } = *config;
         if !(1..=layout::MAX_VCPUS).contains(&vcpus) {
             return Err(VmError::VcpuCount(vcpus));
         }
@@ -119,6 +125,9 @@ impl Vm {
         // vCPU thread hold an `Arc` of it, and a thread left behind keeps both.
         unsafe { fd.set_user_memory_region(region) }.map_err(failed("giving the VM its memory"))?;
 
+        if irqchip {
+            fd.create_irq_chip().map_err(failed("creating the interrupt controllers"))?;
+        }
         let leaves = cpu::supported_cpuid(kvm)?;
         let mut fds = Vec::with_capacity(vcpus);
         let mut shares_host_tsc = true;
@@ -129,6 +138,9 @@ impl Vm {
             cpuid(vcpu, &mut leaves);
             cpu::set_cpuid(&vcpu_fd, vcpu, &leaves)?;
             cpu::set_up(&vcpu_fd, vcpu, cpl, entry)?;
+            if irqchip {
+                cpu::set_up_apic(&vcpu_fd, vcpu)?;
+            }
             shares_host_tsc &= cpu::share_host_tsc(&vcpu_fd);
             fds.push(vcpu_fd);
         }
