@@ -1,7 +1,10 @@
 //! What guests do.
 
+mod rounds;
 mod vcpu;
 
+pub(crate) use rounds::{Handler, interrupt};
+pub use rounds::{Guests, Rounds};
 pub(crate) use vcpu::Vcpu;
 
 use rand_distr::{Distribution, Exp1};
@@ -20,6 +23,8 @@ pub enum Workload {
     },
     /// Computes. A piece of work is a millisecond.
     Busy,
+    /// Does everything that can be done with locks, for a number of rounds, or everything that a guest must not do.
+    Rounds(Rounds),
 }
 
 impl Workload {
@@ -28,7 +33,13 @@ impl Workload {
         match self {
             Self::Micro { locks, .. } => *locks,
             Self::Busy => 0,
+            Self::Rounds(rounds) => rounds.locks(),
         }
+    }
+
+    /// Whether the guest does not keep to the protocol.
+    pub(crate) fn is_hostile(&self) -> bool {
+        matches!(self, Self::Rounds(Rounds { guests: Guests::Hostile, .. }))
     }
 
     /// The code of one vCPU.
@@ -44,6 +55,7 @@ impl Workload {
                 vcpu.compute(1_000_000);
                 vcpu.worked();
             },
+            Self::Rounds(rounds) => rounds.run(vcpu),
         }
     }
 }
