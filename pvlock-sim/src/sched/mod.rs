@@ -263,6 +263,7 @@ impl Sched {
     pub fn put(&mut self, cpu: CpuId, now: u64) {
         if let Some(task) = self.leave(cpu, now, State::Runnable) {
             self.cpus[cpu].queue.push(task);
+            self.idle.remove(&cpu);
         }
     }
 
