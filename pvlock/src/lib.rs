@@ -8,6 +8,7 @@ pub mod plot;
 pub mod report;
 pub mod run;
 pub mod session;
+pub mod sim;
 pub mod sweep;
 pub mod vm;
 

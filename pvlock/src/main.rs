@@ -2,6 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use pvlock::sim::{self, fuzz::Shown};
 use pvlock::{plot, report, run};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,6 +23,8 @@ enum Command {
     Run(run::Options),
     /// Say what this machine offers, and what follows for back-end and policy
     Doctor,
+    /// Locks on a simulated host
+    Sim(sim::Arguments),
 }
 
 /// Set by Ctrl-C.
@@ -46,6 +49,23 @@ fn main() -> ExitCode {
         Some(Command::Doctor) => {
             pvlock::doctor::examine().iter().for_each(|finding| println!("{finding}"));
             ExitCode::SUCCESS
+        }
+        Some(Command::Sim(sim::Arguments { command: sim::Command::Fuzz(options) })) => fuzz(&options),
+    }
+}
+
+fn fuzz(options: &sim::fuzz::Options) -> ExitCode {
+    let bar = bar(options.seeds());
+    bar.set_message("seeds");
+    let shown = options.run(&INTERRUPT, |done| bar.set_position(done));
+    bar.finish_and_clear();
+    match shown {
+        Ok(Shown::Held) => ExitCode::SUCCESS,
+        Ok(Shown::Failed) => ExitCode::FAILURE,
+        Ok(Shown::Interrupted) => ExitCode::from(EXIT_INTERRUPTED),
+        Err(error) => {
+            eprintln!("pvlock: {error}");
+            ExitCode::FAILURE
         }
     }
 }
@@ -105,7 +125,10 @@ fn run(options: &run::Options) -> ExitCode {
 }
 
 fn progress_bar(plan: &run::Plan) -> ProgressBar {
-    let length = u64::from(plan.runs()) * plan.limits.run.as_millis() as u64;
+    bar(u64::from(plan.runs()) * plan.limits.run.as_millis() as u64)
+}
+
+fn bar(length: u64) -> ProgressBar {
     // Draws nothing when standard error is no terminal.
     let bar = ProgressBar::with_draw_target(Some(length), ProgressDrawTarget::stderr());
     if let Ok(style) = ProgressStyle::with_template("{bar:40} {percent:>3} % {msg} (about {eta} left)") {
