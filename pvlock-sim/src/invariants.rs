@@ -4,8 +4,9 @@
 //! * **Order**: a strict ticket lock serves its tickets one by one. A preemptable one serves those with tickets in their order; and
 //!   bypasses a head that polls at most once per other vCPU, unless the lock was left unclaimed for [`CLAIM`], and never after a
 //!   fair release.
-//! * **One queue per sleeper**, and queues and links that agree; nobody sleeps whose sleep the engine knows to be over; nobody who
-//!   spun sleeps on a vCPU that runs (`machine/faults.rs` asks the engine).
+//! * **One queue per sleeper**, and queues and links that agree; nobody sleeps whose sleep the engine knows to be over, or whose
+//!   VM is paused; nobody who spun sleeps on a vCPU that runs (`machine/faults.rs` asks the engine).
+//! * **One kick for a halt**: a waiter is kicked no more often than it has given cause to.
 //! * **Every waiter is served** within a bound of simulated time; in the end nobody is left asleep, no lock is left taken, and no
 //!   sleep was ended by its deadline.
 
@@ -50,6 +51,8 @@ struct Watched {
 struct Waiting {
     line: LineId,
     since: u64,
+    halts: u32,
+    kicks: u32,
 }
 
 /// Everything that is watched in one run.
@@ -95,7 +98,28 @@ impl Invariants {
     // ---- locks -------------------------------------------------------------------------------------------------------
 
     pub(crate) fn wants(&mut self, task: TaskId, line: LineId, now: u64) {
-        self.waiting[task].push(Waiting { line, since: now });
+        self.waiting[task].push(Waiting { line, since: now, halts: 0, kicks: 0 });
+    }
+
+    /// It halts, as far as its innermost wait goes.
+    pub(crate) fn halts(&mut self, task: TaskId) {
+        if let Some(wait) = self.waiting[task].last_mut() {
+            wait.halts += 1;
+        }
+    }
+
+    /// It is kicked by who releases the lock of this line: once for each halt; once as the successor of who was served, while its
+    /// slot says that it halts; and once for a halt that it has announced and not come to.
+    pub(crate) fn kicked(&mut self, task: TaskId, line: LineId) {
+        if self.locks[line].order == Order::None {
+            return;
+        }
+        let Some(wait) = self.waiting[task].iter_mut().find(|wait| wait.line == line) else { return };
+        wait.kicks += 1;
+        if wait.kicks > wait.halts + 2 {
+            let Waiting { kicks, halts, .. } = *wait;
+            self.violated(format!("line {line}: task {task} was kicked {kicks} times though it halted {halts} times"));
+        }
     }
 
     /// It no longer does: a try has failed.

@@ -168,11 +168,13 @@ impl Platform for Sim {
 
     fn halt(slot: SlotIndex, interrupts: bool) {
         point(Point::Step);
+        with(Machine::halts);
         exit(0, After::Doorbell(Doorbell::Halt { slot, interrupts }.encode()));
     }
 
     fn kick(vcpu: VcpuId) {
         point(Point::Step);
+        with(|machine| machine.kicks(vcpu));
         if let Some(current) = CURRENT.get() {
             current.guest.kick(&DirectRing, vcpu);
         }

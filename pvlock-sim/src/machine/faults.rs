@@ -1,6 +1,7 @@
 //! Where the machine lets things go wrong, and has its invariants looked at. Does nothing in runs without a trial.
 
-use super::{Activity, Asleep, Event, LineId, Machine};
+use super::host::Host;
+use super::{Activity, Asleep, Event, LineId, Machine, SimEngine};
 use crate::faults::{Fault, Happens, Point};
 use crate::sched::TaskId;
 use pvlock_host::Unpark;
@@ -93,6 +94,23 @@ impl Machine {
         }
     }
 
+    /// Halts.
+    pub(crate) fn halts(&mut self) {
+        if let (Some(task), Some(trial)) = (self.running, &mut self.trial) {
+            trial.invariants.halts(task);
+        }
+    }
+
+    /// Kicks another vCPU of its VM, as the lock that it operates on demands.
+    pub(crate) fn kicks(&mut self, target: VcpuId) {
+        let Some(task) = self.running.filter(|_| self.trial.is_some()) else { return };
+        let (Some(vm), Some(line)) = (self.vcpus[task].vm, self.vcpus[task].line) else { return };
+        let target = self.task_of(vm, target);
+        if let Some(trial) = &mut self.trial {
+            trial.invariants.kicked(target, line);
+        }
+    }
+
     /// Goes on with what it was interrupted in, on this line.
     pub(crate) fn back_to(&mut self, line: Option<LineId>) {
         if let Some(task) = self.running {
@@ -141,7 +159,9 @@ impl Machine {
         let late = trial.happens(trial.faults.kick_late);
         if late || trial.happens(trial.faults.kick_twice) {
             let after = trial.up_to(self.params.cycles(trial.faults.kick_ns));
-            self.note(|| format!("task {task}'s kick of {target:?} comes {} {after} cycles later", if late { "only" } else { "again" }));
+            self.note(|| {
+                format!("task {task}'s kick of {target:?} comes {} {after} cycles later", if late { "only" } else { "again" })
+            });
             self.at(self.now + after, Event::Fault(Fault::Kick { from: task, target }));
         }
         late
@@ -173,20 +193,28 @@ impl Machine {
         self.engine(task, |engine, vcpu, _, waker| engine.reset(vcpu, waker));
     }
 
+    /// Has the engine of `task`'s VM do something that costs that vCPU nothing.
+    fn host_does<R>(&mut self, task: TaskId, event: impl FnOnce(&SimEngine, VcpuId, u64, &Host<'_>) -> R) -> Option<R> {
+        let overhead = self.vcpus[task].overhead;
+        let result = self.engine(task, event);
+        self.vcpus[task].overhead = overhead;
+        result
+    }
+
     /// Something goes wrong now.
     pub(super) fn fault(&mut self, fault: Fault) {
         match fault {
             Fault::Kick { from, target } => {
                 // A kick never parks its sender.
-                let _ = self.engine(from, |engine, vcpu, _, waker| engine.kick(vcpu, target, waker));
+                let _ = self.host_does(from, |engine, vcpu, _, waker| engine.kick(vcpu, target, waker));
             }
             Fault::Disturb { vm } => self.disturb(vm),
             Fault::Resume { vm } => {
-                self.engine(self.vms[vm].first, |engine, _, _, _| engine.resume());
+                self.host_does(self.vms[vm].first, |engine, _, _, _| engine.resume());
                 self.plan_disturbance(vm);
             }
             Fault::Allow { vm } => {
-                self.engine(self.vms[vm].first, |engine, _, _, waker| engine.set_flags(HostFlags::default(), waker));
+                self.host_does(self.vms[vm].first, |engine, _, _, waker| engine.set_flags(HostFlags::default(), waker));
                 self.plan_disturbance(vm);
             }
         }
@@ -196,11 +224,11 @@ impl Machine {
         let Some(trial) = &mut self.trial else { return };
         let until = self.now + trial.up_to(self.params.cycles(trial.faults.pause_ns)) + 1;
         if trial.happens(trial.faults.forbid) {
-            self.engine(self.vms[vm].first, |engine, _, _, waker| engine.set_flags(HostFlags::OFF, waker));
+            self.host_does(self.vms[vm].first, |engine, _, _, waker| engine.set_flags(HostFlags::OFF, waker));
             self.at(until, Event::Fault(Fault::Allow { vm }));
         } else {
             trial.paused_until[vm] = until;
-            self.engine(self.vms[vm].first, |engine, _, _, waker| engine.pause(waker));
+            self.host_does(self.vms[vm].first, |engine, _, _, waker| engine.pause(waker));
             self.at(until, Event::Fault(Fault::Resume { vm }));
         }
     }
@@ -276,6 +304,9 @@ impl Machine {
             let sleeps = self.vcpus[task].asleep == Some(Asleep::Parked);
             if sleeper.woken && sleeps && !trial.invariants.is_wake_sent(task, self.vcpus[task].sleep) {
                 return Err(format!("VM {vm}: its sleep is over, but nobody wakes it: {sleeper}"));
+            }
+            if !sleeper.woken && trial.paused_until[vm] > self.now {
+                return Err(format!("VM {vm}: it is paused, and nobody has woken {sleeper}"));
             }
             if let (pvlock_host::SleepKind::Spun, Some(owner), false) = (sleeper.kind, sleeper.queue, sleeper.woken) {
                 let owner = self.task_of(vm, owner);

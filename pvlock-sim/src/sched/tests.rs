@@ -47,7 +47,10 @@ fn vruntime(sched: &Sched, task: TaskId) -> u64 {
 fn a_slice_is_a_share_of_the_latency_and_ends_at_the_first_tick_after_it() {
     let mut sched = one_cpu(2);
     // 120 / 2 = 60: not over at 60, as nothing is more than it, but at the next tick.
-    assert_eq!((10..=70).step_by(10).map(|now| sched.tick(0, now)).collect::<Vec<_>>(), [false, false, false, false, false, false, true]);
+    assert_eq!(
+        (10..=70).step_by(10).map(|now| sched.tick(0, now)).collect::<Vec<_>>(),
+        [false, false, false, false, false, false, true]
+    );
     assert_eq!(switch(&mut sched, 0, 70), Some(1));
     assert_eq!((sched.state(0), sched.state(1)), (Runnable, Running));
     assert_eq!([80, 130, 140].map(|now| sched.tick(0, now)), [false, false, true]);

@@ -3,8 +3,8 @@
 mod rounds;
 mod vcpu;
 
-pub(crate) use rounds::{Handler, interrupt};
 pub use rounds::{Guests, Rounds};
+pub(crate) use rounds::{Handler, interrupt};
 pub(crate) use vcpu::Vcpu;
 
 use rand_distr::{Distribution, Exp1};

@@ -96,7 +96,11 @@ impl Rounds {
             if lock + 1 < self.locks && vcpu.random.random_range(0..4) == 0 {
                 vcpu.section(lock + 1, self.inside_ns / 2);
             }
-            if vcpu.random.random_range(0..4) == 0 { vcpu.unlock_fair(owned) } else { vcpu.unlock(owned) }
+            if vcpu.random.random_range(0..4) == 0 {
+                vcpu.unlock_fair(owned)
+            } else {
+                vcpu.unlock(owned)
+            }
             vcpu.worked();
         }
         // Who has ended cannot come online after a later registration.
@@ -143,7 +147,7 @@ fn misbehave(vcpu: &mut Vcpu) {
                 // The value is of the kind that means something, as often as not.
                 let value = if any % 3 == 0 { any } else { any >> 40 };
                 let size = 128 * (vcpu.vcpus as u64 + 2);
-                memory.store((any >> 7) % size & !7, value);
+                memory.store(((any >> 7) % size) & !7, value);
             }
             5..9 => ring.ring(Doorbell::Kick(other).encode()),
             9 => ring.ring(any as u32),

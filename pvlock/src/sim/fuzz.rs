@@ -72,7 +72,11 @@ impl Options {
             !interrupt.load(Ordering::Relaxed)
         });
         let Report { seeds, failures, operations, faults, ns } = &report;
-        println!("{seeds} seeds from {}: {operations} lock operations, {faults} faults, {} s simulated", self.first, ns / 1_000_000_000);
+        println!(
+            "{seeds} seeds from {}: {operations} lock operations, {faults} faults, {} s simulated",
+            self.first,
+            ns / 1_000_000_000
+        );
         if let Some(first) = failures.first() {
             println!("{} failed; the first is seed {}: {}", failures.len(), first.seed, first.violation);
             println!("replay: pvlock sim fuzz --replay {} --trace {}.txt", first.seed, first.seed);
