@@ -252,9 +252,6 @@ impl Machine {
         }));
         debug_assert!(machine.memory.is::<Guest<N>>());
         MACHINE.set(Some(machine));
-        pvlock_guest::mutation::on_interruptible(|| {
-            Machine::get().interruptible();
-        });
         machine.run_as(0);
         if start == Start::Halting {
             machine.register(ids::<N>());
@@ -392,6 +389,10 @@ impl<K: Kick> Platform for OnMachine<K> {
 
     fn current() -> Option<VcpuId> {
         VCPU.with(Cell::get)
+    }
+
+    fn step() {
+        Machine::get().interruptible();
     }
 
     fn ticks() -> u64 {

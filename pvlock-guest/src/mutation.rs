@@ -1,5 +1,4 @@
-//! What models do to this crate: faults that they switch on, and steps at which they let an interrupt come. Outside models
-//! neither exists.
+//! Faults that models switch on in this crate. Outside models they do not exist.
 
 pvlock_protocol::mutations! {
     /// A release is a load and a Release store instead of one read-modify-write.
@@ -62,28 +61,4 @@ pvlock_protocol::mutations! {
     ChangeNotAcquired,
     /// Registration opens before everybody who has to come online is counted.
     OpenedEarly,
-}
-
-/// A point between two steps of a wait at which an interrupt can come.
-#[cfg(not(pvlock_loom))]
-#[inline(always)]
-pub(crate) const fn interruptible() {}
-
-/// A point between two steps of a wait at which an interrupt can come.
-#[cfg(pvlock_loom)]
-pub(crate) fn interruptible() {
-    if let Some(interrupt) = INTERRUPT.get() {
-        interrupt();
-    }
-}
-
-#[cfg(pvlock_loom)]
-std::thread_local! {
-    static INTERRUPT: core::cell::Cell<Option<fn()>> = const { core::cell::Cell::new(None) };
-}
-
-/// Has `interrupt` called at every such point of the models that this thread runs.
-#[cfg(pvlock_loom)]
-pub fn on_interruptible(interrupt: fn()) {
-    INTERRUPT.set(Some(interrupt));
 }

@@ -117,4 +117,9 @@ pub trait Platform: Sized + 'static {
     fn in_nmi() -> bool {
         false
     }
+
+    /// Between two steps of a slow path on memory that others see. Does nothing, but on platforms that inject something there:
+    /// a model's interrupt, a simulator's preemption.
+    #[inline(always)]
+    fn step() {}
 }

@@ -250,6 +250,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
     /// Acquire on success: pairs with (R), and for the head with (O); what the word held before is Relaxed.
     #[inline]
     fn change(&self, from: Word, to: Word) -> Result<Word, Word> {
+        P::step();
         let order = weakened(Mutation::ChangeNotAcquired, Ordering::AcqRel, Ordering::Release);
         self.word.compare_exchange(from.0, to.0, order, Ordering::Relaxed).map(|_| to).map_err(Word)
     }
@@ -338,6 +339,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
         let mut word = self.load(Ordering::Relaxed);
         loop {
             if word.is_open() {
+                P::step();
                 match self.take(word) {
                     Ok(word) => return Some(word),
                     Err(now) => word = now,
@@ -457,6 +459,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
         if active(Mutation::HaltAfterLoad) {
             return self.load(Ordering::Acquire).serving() != ticket;
         }
+        P::step();
         let order = weakened(Mutation::HaltAfterRelaxed, Ordering::AcqRel, Ordering::Acquire);
         Word(self.word.fetch_or(0, order)).serving() != ticket
     }
@@ -467,6 +470,7 @@ impl<P: Platform> PreemptableTicketLock<P> {
         if word.queue_is_empty() || active(Mutation::NoSuccessorLookup) {
             return word;
         }
+        P::step();
         let Some((vcpu, WaitState::Halting)) = Waiter::<P>::find(P::guest(), self.id(), word.serving()) else { return word };
         // We own the lock, so `serving` stays; the new head may have woken up and noted itself.
         while !word.is(HALTED) {
@@ -526,6 +530,7 @@ impl Silence {
 #[cold]
 fn kick<P: Platform>(vcpu: Option<VcpuId>) {
     if let Some(vcpu) = vcpu {
+        P::step();
         P::kick(vcpu);
     }
 }

@@ -43,7 +43,7 @@
 //! Nothing touches the lock after (R): the next owner may free its memory.
 
 use crate::budget::Budget;
-use crate::mutation::{Mutation, active, interruptible, weakened};
+use crate::mutation::{Mutation, active, weakened};
 use crate::scoped::RawLock;
 use crate::sync::{AtomicU32, AtomicU64, Ordering, const_unless_loom};
 use crate::waiter::Waiter;
@@ -112,7 +112,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
         // Relaxed: the ticket orders nothing; the word does.
         let ticket = self.next.fetch_add(1, Ordering::Relaxed) & Self::MASK;
         drawn(Ticket(ticket));
-        interruptible();
+        P::step();
         self.drawn(ticket)
     }
 
@@ -219,6 +219,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
     #[inline(never)]
     fn note_successor(&self, ticket: u32) -> u32 {
         let successor = ticket.wrapping_add(1) & Self::MASK;
+        P::step();
         if let Some((vcpu, WaitState::Halting)) = Waiter::<P>::find(P::guest(), self.id(), successor) {
             self.note_halted(ticket, vcpu);
         }
@@ -230,6 +231,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
         if active(Mutation::NextNotNoted) {
             return true;
         }
+        P::step();
         let noted = u64::from(serving) | VcpuId::encode(Some(vcpu)) << VCPU_SHIFT;
         // Release, (N) above: the slot's "halting" is visible to who reads the note; the owner's own data needs no order.
         self.word.compare_exchange(u64::from(serving), noted, Ordering::Release, Ordering::Relaxed).is_ok()
@@ -274,6 +276,7 @@ impl<P: Platform, const BITS: u32> TicketLock<P, BITS> {
                     distance(self.word.load(Ordering::Acquire)) > 1
                 } else {
                     // AcqRel, (O) above: our slot happens before the predecessor's look at it.
+                    P::step();
                     let order = weakened(Mutation::HaltAfterRelaxed, Ordering::AcqRel, Ordering::Acquire);
                     distance(self.word.fetch_or(0, order)) > 1
                 }
@@ -337,6 +340,7 @@ fn serving(word: u64) -> u32 {
 #[cold]
 #[inline(never)]
 fn kick<P: Platform>(vcpu: VcpuId) {
+    P::step();
     P::kick(vcpu);
 }
 

@@ -1,6 +1,6 @@
 //! One wait: a slot claimed, published, perhaps halted, and given back. Shared by all locks.
 
-use crate::mutation::{Mutation, active, interruptible};
+use crate::mutation::{Mutation, active};
 use crate::sync::{AtomicU64, Ordering, compiler_fence, model_failed};
 use crate::{GuestRef, KickKind, Platform, waiters};
 use core::marker::PhantomData;
@@ -37,11 +37,11 @@ impl<P: Platform> Waiter<P> {
             depth.store(level + 1, Ordering::Relaxed);
         }
         compiler_fence(Ordering::SeqCst);
-        interruptible();
+        P::step();
         let predecessor = if is_next { holder } else { Self::find(guest, lock, ticket.wrapping_sub(1)).map(|(vcpu, _)| vcpu) };
         let wait = Wait { lock, ticket, state: WaitState::Spinning, predecessor, holder };
         record.slot(slot).publish(&wait);
-        interruptible();
+        P::step();
         let entry = waiters::enter(guest.waiters, lock, ticket, vcpu);
         Some(Self { guest, record, vcpu, slot, wait, entry, platform: PhantomData })
     }
@@ -82,7 +82,7 @@ impl<P: Platform> Waiter<P> {
         if !active(Mutation::AnnounceBeforeState) {
             self.set_state(WaitState::Halting);
         }
-        interruptible();
+        P::step();
         let masked = interrupts && P::KICK != KickKind::SlotLatch && !active(Mutation::HaltUnmasked);
         if masked {
             P::disable_interrupts();
@@ -91,16 +91,16 @@ impl<P: Platform> Waiter<P> {
         if active(Mutation::AnnounceBeforeState) {
             self.set_state(WaitState::Halting);
         }
-        interruptible();
+        P::step();
         if announced {
             P::halt(self.slot, interrupts);
         }
         if masked {
             P::enable_interrupts();
         }
-        interruptible();
+        P::step();
         self.set_state(WaitState::Spinning);
-        interruptible();
+        P::step();
         true
     }
 
@@ -115,13 +115,13 @@ impl<P: Platform> Drop for Waiter<P> {
         if model_failed() {
             return;
         }
-        interruptible();
+        P::step();
         if let Some(entry) = self.entry {
             waiters::leave(entry);
         }
         self.record.slot(self.slot).clear();
         compiler_fence(Ordering::SeqCst);
-        interruptible();
+        P::step();
         // `begin` found the vCPU in range.
         if let Some(private) = self.guest.vcpus.get(self.vcpu.index()) {
             private.depth.store(self.slot.index() as u32, Ordering::Relaxed);

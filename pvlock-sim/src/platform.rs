@@ -1,6 +1,8 @@
 //! The simulated machine as the guest's platform: what guest code may ask for, and the coroutines that it runs in.
 
+use crate::faults::{Happens, Point};
 use crate::machine::{After, Machine};
+use crate::workload::{self, Handler};
 use corosensei::{Coroutine, Yielder};
 use pvlock_guest::{Guest, GuestRef, Platform, Word};
 use pvlock_host::hypercalls::{Doorbell, Ring};
@@ -18,6 +20,8 @@ pub(crate) struct Current {
     pub(crate) vcpu: VcpuId,
     /// Address of the first lock of its VM: identities of locks count from here, or runs would differ.
     pub(crate) locks: usize,
+    /// What handles its interrupts, in runs in which things go wrong.
+    pub(crate) handler: Option<Handler>,
     /// What suspends it, once it has begun.
     pub(crate) yielder: Option<*const Yielder<(), ()>>,
 }
@@ -69,6 +73,45 @@ pub(crate) fn exit(cost: u64, then: After) {
     suspend_unless(false);
 }
 
+/// The running code has come to a point at which something can go wrong.
+#[inline]
+fn point(point: Point) {
+    // None outside of guest code, such as when it is dropped half-way.
+    if let Some(Current { handler: Some(handler), .. }) = CURRENT.get() {
+        pass(point, handler);
+    }
+}
+
+#[cold]
+fn pass(point: Point, handler: Handler) {
+    match with(|machine| machine.happens(point, handler.nested)) {
+        Happens::Nothing => {}
+        Happens::Stall(time) => exit(0, After::Stolen(time)),
+        Happens::Interrupt(time) => {
+            let set = |handler| CURRENT.set(CURRENT.get().map(|current| Current { handler: Some(handler), ..current }));
+            set(handler.nested(handler.nested + 1));
+            workload::interrupt(handler, time);
+            set(handler);
+        }
+    }
+}
+
+/// The running code rings the host.
+pub(crate) fn ring() -> impl Ring {
+    DirectRing
+}
+
+/// The guest of the running code.
+pub(crate) fn guest() -> GuestRef<'static> {
+    CURRENT.get().map_or(NOBODY.as_ref(), |current| current.guest)
+}
+
+/// This thread simulates nothing any more, even if its code has panicked.
+pub(crate) fn abandon() -> Option<Machine> {
+    CURRENT.set(None);
+    exchange(None)
+}
+
 /// Suspends the code, whose activity has been set.
 pub(crate) fn suspend() {
     suspend_unless(false);
@@ -84,16 +127,19 @@ pub enum Sim {}
 impl Platform for Sim {
     #[inline]
     fn guest() -> GuestRef<'static> {
-        CURRENT.get().map_or(NOBODY.as_ref(), |current| current.guest)
+        point(Point::Call);
+        guest()
     }
 
     #[inline]
     fn current() -> Option<VcpuId> {
+        point(Point::Call);
         CURRENT.get().map(|current| current.vcpu)
     }
 
     #[inline]
     fn ticks() -> u64 {
+        point(Point::Call);
         with(|machine| machine.now)
     }
 
@@ -106,12 +152,14 @@ impl Platform for Sim {
     }
 
     fn wait_while(word: &Word, value: u64, deadline: u64) -> u64 {
+        point(Point::Call);
         suspend_unless(with(|machine| machine.spin(Some((std::ptr::from_ref(word), value)), deadline)));
         // Acquire: pairs with the releasing operation of whichever lock this word belongs to.
         word.load(std::sync::atomic::Ordering::Acquire)
     }
 
     fn lock_id<T>(lock: &T) -> LockId {
+        point(Point::Call);
         let base = CURRENT.get().map_or(0, |current| current.locks);
         let offset = std::ptr::from_ref(lock).addr().wrapping_sub(base) as u64;
         // No lock is at 0.
@@ -119,10 +167,14 @@ impl Platform for Sim {
     }
 
     fn halt(slot: SlotIndex, interrupts: bool) {
+        point(Point::Step);
+        with(Machine::halts);
         exit(0, After::Doorbell(Doorbell::Halt { slot, interrupts }.encode()));
     }
 
     fn kick(vcpu: VcpuId) {
+        point(Point::Step);
+        with(|machine| machine.kicks(vcpu));
         if let Some(current) = CURRENT.get() {
             current.guest.kick(&DirectRing, vcpu);
         }
@@ -130,6 +182,11 @@ impl Platform for Sim {
 
     fn interrupts_enabled() -> bool {
         true
+    }
+
+    #[inline]
+    fn step() {
+        point(Point::Step);
     }
 }
 

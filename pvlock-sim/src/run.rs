@@ -1,12 +1,14 @@
 //! One run: from a scenario to what it shows. The same scenario gives the same outcome, bit for bit.
 
-use crate::locks::Lock;
+use crate::faults::{Faults, Trial};
+use crate::invariants::Order;
+use crate::locks::{Lock, LockKind};
 use crate::machine::{Activity, Event, Machine, SimEngine, Step, Vm};
 use crate::outcome::{Outcome, Recording, VmOutcome};
 use crate::platform::{self, Boot, Code, Current};
 use crate::scenario::{Pins, RuleKind, Scenario, ScenarioError, VmSpec};
 use crate::sched::{Gang, Rule, Sched};
-use crate::workload::Vcpu;
+use crate::workload::{Handler, Vcpu};
 use crossbeam_utils::CachePadded;
 use pvlock_guest::{Guest, GuestRef};
 use pvlock_host::protocol::VcpuId;
@@ -67,7 +69,7 @@ pub fn run(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
 /// What cannot be simulated.
 pub fn run_until(scenario: &Scenario, interrupt: &AtomicBool) -> Result<Option<Outcome>, ScenarioError> {
     scenario.check()?;
-    let mut simulation = build(scenario)?;
+    let mut simulation = build(scenario, None)?;
     let before = platform::exchange(simulation.machine.take());
     let mut interrupted = false;
     while !interrupted {
@@ -83,6 +85,75 @@ pub fn run_until(scenario: &Scenario, interrupt: &AtomicBool) -> Result<Option<O
     simulation.machine = platform::exchange(before);
     let outcome = simulation.machine.as_mut().map(|machine| outcome(scenario, machine));
     Ok(outcome.filter(|_| !interrupted))
+}
+
+/// How a run with faults ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// What did not hold, if anything.
+    pub violation: Option<String>,
+    /// The last that happened, and who sleeps.
+    pub log: Vec<String>,
+    /// Simulated time, in ns.
+    pub ns: u64,
+    /// Lock operations.
+    pub operations: u64,
+    /// Things that went wrong.
+    pub faults: u64,
+}
+
+/// What a run with faults needs beside its scenario.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trials {
+    /// What goes wrong.
+    pub faults: Faults,
+    /// Longest sleep, in ns.
+    pub deadline_ns: u64,
+    /// Longest wait for a lock, in ns.
+    pub longest_wait_ns: u64,
+    /// How many of the last lines to keep.
+    pub log: usize,
+}
+
+/// Simulates until every vCPU with a number of rounds has done them, or something does not hold that has to.
+///
+/// # Errors
+///
+/// What cannot be simulated.
+pub fn run_with_faults(scenario: &Scenario, trials: &Trials) -> Result<Ending, ScenarioError> {
+    scenario.check()?;
+    let mut simulation = build(scenario, Some(trials))?;
+    let before = platform::exchange(simulation.machine.take());
+    let steps = std::panic::AssertUnwindSafe(|| {
+        loop {
+            match platform::with(Machine::step) {
+                Step::Stop => break,
+                Step::Run(task) => {
+                    let ended = simulation.code[task].as_mut().is_none_or(|(code, current)| platform::resume(code, current));
+                    platform::with(|machine| machine.suspended(ended));
+                }
+            }
+        }
+    });
+    let panic = std::panic::catch_unwind(steps).err();
+    simulation.machine = platform::abandon();
+    platform::exchange(before);
+    let Some(machine) = &mut simulation.machine else { return Err(ScenarioError::NoVms) };
+    if let Some(panic) = panic {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default();
+        machine.violated(format!("panicked: {text}"));
+    }
+    machine.check_end();
+    let (ns, operations) = (machine.params.ns(machine.now), machine.operations);
+    let dump = machine.dump();
+    let Some(trial) = &mut machine.trial else { return Err(ScenarioError::NoVms) };
+    let violation = trial.invariants.violation().map(str::to_owned);
+    let mut log = trial.log.take();
+    if trials.log > 0 {
+        log.extend(dump);
+    }
+    Ok(Ending { violation, log, ns, operations, faults: trial.count })
 }
 
 fn rule(scenario: &Scenario, placed: &[Vec<usize>]) -> Rule {
@@ -121,7 +192,7 @@ fn placement(scenario: &Scenario, random: &mut Pcg64Mcg) -> Vec<Vec<usize>> {
         .collect()
 }
 
-fn build(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
+fn build(scenario: &Scenario, trials: Option<&Trials>) -> Result<Simulation, ScenarioError> {
     let params = scenario.params;
     let mut random = Pcg64Mcg::new(u128::from(scenario.seed) << 64 | 0x9e37_79b9_7f4a_7c15);
     let placed = placement(scenario, &mut random);
@@ -141,7 +212,7 @@ fn build(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
     let (mut code, mut worlds) = (Vec::new(), Vec::new());
     let everywhere: Arc<[usize]> = (0..scenario.cpus).collect();
     for (number, (vm, cpus)) in scenario.vms.iter().zip(&placed).enumerate() {
-        add_vm(scenario, number, vm, cpus, &everywhere, &mut machine, &mut code, &mut worlds, &mut random)?;
+        add_vm(scenario, trials, number, vm, cpus, &everywhere, &mut machine, &mut code, &mut worlds, &mut random)?;
     }
     for other in 0..scenario.others {
         machine.sched.add(scenario.vms.len(), Arc::clone(&everywhere), other % scenario.cpus, random.random_range(0..ahead));
@@ -156,10 +227,39 @@ fn build(scenario: &Scenario) -> Result<Simulation, ScenarioError> {
         recording.tasks = machine.vcpus.iter().map(|vcpu| (vcpu.vm, vcpu.id.index())).collect();
         machine.recording = Some(recording);
     }
+    if let Some(trials) = trials {
+        let trial = trial(scenario, trials, &machine);
+        machine.trial = Some(Box::new(trial));
+        (0..machine.vms.len()).for_each(|vm| machine.plan_disturbance(vm));
+    }
     machine.at(warm_up, Event::Measure);
     machine.at(end, Event::Stop);
     machine.start();
     Ok(Simulation { code, machine: Some(machine), _worlds: worlds })
+}
+
+/// What goes wrong, and what has to hold of the locks of this machine.
+fn trial(scenario: &Scenario, trials: &Trials, machine: &Machine) -> Trial {
+    let mut trial = Trial::new(trials.faults, trials.log);
+    trial.invariants.size(machine.vcpus.len(), machine.lines.len());
+    trial.invariants.longest_wait = machine.params.cycles(trials.longest_wait_ns);
+    trial.paused_until = vec![0; machine.vms.len()];
+    trial.registrations = vec![0; machine.vms.len()];
+    let mut line = 0;
+    for (vm, spec) in machine.vms.iter().zip(&scenario.vms) {
+        let order = match scenario.contender.lock {
+            LockKind::Ticket => Order::Strict,
+            LockKind::Preemptable => Order::Bounded { most: vm.vcpus },
+            _ => Order::None,
+        };
+        let locks = spec.workload.locks(vm.vcpus);
+        (line..line + locks).for_each(|line| trial.invariants.promise(line, order));
+        line += locks + vm.vcpus;
+        if !vm.hostile {
+            trial.busy += vm.vcpus;
+        }
+    }
+    trial
 }
 
 const VCPU_0: VcpuId = match VcpuId::new(0) {
@@ -170,6 +270,7 @@ const VCPU_0: VcpuId = match VcpuId::new(0) {
 #[allow(clippy::too_many_arguments, reason = "everything that a VM is added to")]
 fn add_vm(
     scenario: &Scenario,
+    trials: Option<&Trials>,
     number: usize,
     vm: &VmSpec,
     cpus: &[usize],
@@ -198,7 +299,11 @@ fn add_vm(
     let ids = || (0..vm.vcpus).filter_map(VcpuId::new);
     let exits = contender.policy.is_some_and(|policy| policy.pause_loop != PauseLoop::Ignore);
     let engine = if contender.lock.halts() || exits {
-        let engine = SimEngine::new(contender.config(), vm.vcpus, Nested(guest.region()));
+        let mut config = contender.config();
+        if let Some(trials) = trials {
+            config.deadline_ns = trials.deadline_ns;
+        }
+        let engine = SimEngine::new(config, vm.vcpus, Nested(guest.region()));
         Some(Rc::new(engine.map_err(|error| ScenarioError::Engine(error.to_string()))?))
     } else {
         None
@@ -218,8 +323,9 @@ fn add_vm(
     let acknowledge_line = machine.lines.len();
     machine.new_lines(unacknowledged.len());
     let pivot = contender.policy.unwrap_or_default().pivot;
-    let (vcpus, last_boosted, in_handler) = (vm.vcpus, 0, 0);
-    machine.vms.push(Vm { first, vcpus, engine, unacknowledged, acknowledge_line, pivot, last_boosted, in_handler });
+    let (vcpus, last_boosted, in_handler, hostile) = (vm.vcpus, 0, 0, vm.workload.is_hostile());
+    machine.vms.push(Vm { first, vcpus, engine, unacknowledged, acknowledge_line, pivot, last_boosted, in_handler, hostile });
+    let handler = trials.and_then(|_| Handler::new(locks, lock_line));
     for (id, &cpu) in ids().zip(cpus) {
         let allowed: Arc<[usize]> = match &vm.pins {
             Pins::Free => Arc::clone(everywhere),
@@ -246,7 +352,7 @@ fn add_vm(
             params: scenario.params,
             random: Pcg64Mcg::new(random.random()),
         };
-        let current = Current { guest, vcpu: id, locks: locks.as_ptr().addr(), yielder: None };
+        let current = Current { guest, vcpu: id, locks: locks.as_ptr().addr(), handler, yielder: None };
         code.push(Some((
             Code::new(move |yielder, ()| {
                 platform::begin(yielder);

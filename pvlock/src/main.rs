@@ -58,6 +58,7 @@ fn main() -> ExitCode {
         }
         Some(Command::Sim(arguments)) => match sim::main(&arguments, &INTERRUPT) {
             Ok(sim::Ended::Done) => ExitCode::SUCCESS,
+            Ok(sim::Ended::Failed) => ExitCode::FAILURE,
             Ok(sim::Ended::Interrupted) => ExitCode::from(EXIT_INTERRUPTED),
             Err(error) => {
                 eprintln!("pvlock: {error}");

@@ -70,6 +70,13 @@ pub(crate) enum Token {
     None,
 }
 
+impl Token {
+    /// The ticket that was served, if tickets are served one by one.
+    pub(crate) fn ticket(&self) -> Option<u32> {
+        if let Self::Ticket(ticket) = self { Some(ticket.number()) } else { None }
+    }
+}
+
 impl Lock {
     pub(crate) fn new(kind: LockKind) -> Self {
         match kind {
@@ -91,7 +98,9 @@ impl Lock {
             Self::ClassicTicket(lock) => lock.lock(),
             Self::Queued(lock) => lock.lock(),
             Self::Ticket(lock) => return Token::Ticket(lock.lock()),
-            Self::Preemptable(lock) => return Token::Preemptable(lock.lock()),
+            Self::Preemptable(lock) => {
+                return Token::Preemptable(lock.lock_with(|ticket| platform::with(|machine| machine.drew(line, ticket))));
+            }
             Self::Oracle => {
                 if !platform::with(|machine| machine.oracle_lock(line)) {
                     platform::suspend();
@@ -99,6 +108,24 @@ impl Lock {
             }
         }
         Token::None
+    }
+
+    /// Takes the lock if it can be had without waiting; only this project's locks can be tried.
+    pub(crate) fn try_lock(&self) -> Option<Token> {
+        match self {
+            Self::Ticket(lock) => lock.try_lock().map(Token::Ticket),
+            Self::Preemptable(lock) => lock.try_lock().map(Token::Preemptable),
+            _ => None,
+        }
+    }
+
+    /// As [`Lock::unlock`], and nobody overtakes those who wait.
+    pub(crate) fn unlock_fair(&self, token: Token, line: usize) {
+        match (self, token) {
+            // SAFETY: the token came from the `lock` of this lock, and goes with it.
+            (Self::Preemptable(lock), Token::Preemptable(held)) => unsafe { lock.unlock_fair(held) },
+            (_, token) => self.unlock(token, line),
+        }
     }
 
     /// Gives the lock back, whose line is `line`.

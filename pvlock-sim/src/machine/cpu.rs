@@ -195,6 +195,10 @@ impl Machine {
                 self.send(task, target, None);
                 self.enter_guest(task);
             }
+            After::Reset => {
+                self.reset_vcpu(task);
+                self.enter_guest(task);
+            }
             After::Idle if self.vcpus[task].events > 0 || !self.vcpus[task].interrupts.is_empty() => self.enter_guest(task),
             After::Idle => self.sleep(task, Asleep::Idle, None),
             After::Oracle => self.sleep(task, Asleep::Oracle, None),
@@ -204,6 +208,10 @@ impl Machine {
 
     /// Back to the guest: to its spin, if the exit interrupted one, else to its code.
     pub(super) fn enter_guest(&mut self, task: TaskId) {
+        if let Some(until) = self.held_until(task) {
+            self.sleep(task, Asleep::Stolen, Some(until));
+            return;
+        }
         let vcpu = &mut self.vcpus[task];
         vcpu.activity = if vcpu.spin.is_some() { Activity::Spin } else { Activity::Ready };
         if vcpu.spin.is_some() {

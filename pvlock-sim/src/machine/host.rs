@@ -2,6 +2,7 @@
 
 use super::{Activity, After, Asleep, Event, LineId, Machine};
 use crate::sched::{State, TaskId};
+use pvlock_host::hypercalls::Doorbell;
 use pvlock_host::protocol::VcpuId;
 use pvlock_host::{Boost, Engine, Nested, Pivot, Placement, Resume, Scheduler, Unpark, Verdict, Waker, Yields};
 use std::cell::RefCell;
@@ -28,10 +29,12 @@ pub(crate) struct Vm {
     pub(crate) last_boosted: usize,
     /// How many vCPUs are in the pause-loop handler.
     pub(crate) in_handler: usize,
+    /// Its guest does what it likes.
+    pub(crate) hostile: bool,
 }
 
 /// What the engine sees of the machine, and whom it wakes.
-struct Host<'a> {
+pub(super) struct Host<'a> {
     machine: &'a Machine,
     vm: &'a Vm,
     woken: RefCell<Vec<VcpuId>>,
@@ -102,7 +105,7 @@ impl Machine {
     }
 
     /// Has the engine of `task`'s VM, if there is one, do something; then wakes whom it woke. The waker pays for it.
-    fn engine<R>(&mut self, task: TaskId, event: impl FnOnce(&SimEngine, VcpuId, u64, &Host<'_>) -> R) -> Option<R> {
+    pub(super) fn engine<R>(&mut self, task: TaskId, event: impl FnOnce(&SimEngine, VcpuId, u64, &Host<'_>) -> R) -> Option<R> {
         let vm = self.vcpus[task].vm?;
         let engine = Rc::clone(self.vms[vm].engine.as_ref()?);
         let host = Host { machine: self, vm: &self.vms[vm], woken: RefCell::new(Vec::new()) };
@@ -112,6 +115,7 @@ impl Machine {
             self.vcpus[task].overhead += self.costs.wake_cost;
             self.wake_parked(task, self.task_of(vm, vcpu));
         }
+        self.touched(vm);
         Some(result)
     }
 
@@ -122,6 +126,7 @@ impl Machine {
         }
         let (sleep, cpu) = (self.vcpus[task].sleep, self.sched.cpu_of(waker));
         self.vcpus[waker].counts.wakes += 1;
+        self.wake_is_sent(task);
         if let Some(recording) = &mut self.recording {
             recording.kicked(self.sched.cpu_of(waker), waker, task, self.now);
         }
@@ -163,13 +168,23 @@ impl Machine {
     }
 
     pub(super) fn doorbell(&mut self, task: TaskId, word: u32) {
+        if self.kick_goes_astray(task, word) {
+            self.enter_guest(task);
+            return;
+        }
         let verdict = self.engine(task, |engine, vcpu, now, waker| engine.doorbell(vcpu, word, now, waker));
+        self.note(|| format!("task {task} rang {:?}: {verdict:?}", Doorbell::decode(word)));
         self.carry_out(task, verdict.unwrap_or(Verdict::Resume(Resume::Done)));
     }
 
     pub(super) fn pause_loop(&mut self, task: TaskId) {
+        if self.pause_loop_is_lost() {
+            self.handled(task, Verdict::Resume(Resume::Ignored));
+            return;
+        }
         let verdict = self.engine(task, |engine, vcpu, now, waker| engine.pause_loop(vcpu, now, waker));
         let verdict = verdict.unwrap_or(Verdict::Resume(Resume::Ignored));
+        self.note(|| format!("task {task} spins: {verdict:?}"));
         let search = match verdict {
             Verdict::Resume(Resume::NoCandidate) => self.search(task, None),
             Verdict::YieldTo(target, Boost::RoundRobin) => self.search(task, Some(target)),
@@ -246,6 +261,7 @@ impl Machine {
                 }
                 let deadline = self.params.cycles(park.until);
                 self.sleep(task, Asleep::Parked, Some(deadline.max(self.now + 1)));
+                self.maybe_wake_for_nothing(task);
             }
         }
     }

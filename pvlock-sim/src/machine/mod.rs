@@ -8,6 +8,7 @@
 //! [`Platform`]: pvlock_guest::Platform
 
 mod cpu;
+mod faults;
 mod host;
 mod interrupts;
 mod lines;
@@ -18,6 +19,7 @@ pub(crate) use host::Vm;
 pub use lines::{Line, LineId};
 
 use crate::event::Events;
+use crate::faults::{Fault, Trial};
 use crate::outcome::{Counts, Hold, Recording, Spent};
 use crate::params::Params;
 use crate::sched::{CpuId, Sched, TaskId};
@@ -57,6 +59,8 @@ pub(crate) enum After {
     Flush,
     /// An interrupt goes to this vCPU.
     Interrupt(VcpuId),
+    /// The host resets the vCPU.
+    Reset,
     /// The vCPU leaves its CPU for so long, without knowing.
     Stolen(u64),
     /// It waits for an oracle's lock.
@@ -67,7 +71,7 @@ pub(crate) enum After {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spin {
     /// What it looks at, and what was there; none for a plain delay.
-    word: Option<(*const Word, u64)>,
+    pub(crate) word: Option<(*const Word, u64)>,
     /// Until when.
     until: u64,
     /// When it notices that the word has changed, if it has.
@@ -95,11 +99,11 @@ pub(crate) struct Vcpu {
     pub(crate) id: VcpuId,
     pub(crate) activity: Activity,
     /// Where a spin goes on after an exit.
-    spin: Option<Spin>,
+    pub(crate) spin: Option<Spin>,
     /// Since when it has been spinning without doing anything else: what the hardware counts.
     spinning_since: Option<u64>,
     /// Cycles that pass before its activity goes on: switches, interrupt handlers.
-    overhead: u64,
+    pub(crate) overhead: u64,
     /// Up to when its time on the CPU is booked.
     booked: u64,
     /// Tells its present end of activity from earlier ones.
@@ -108,7 +112,7 @@ pub(crate) struct Vcpu {
     pub(crate) line: Option<LineId>,
     pub(crate) asleep: Option<Asleep>,
     /// Tells its present sleep's deadline from earlier ones.
-    sleep: u64,
+    pub(crate) sleep: u64,
     /// A sleep that the engine began has ended like this, and the engine has not heard of it yet.
     unparked: Option<pvlock_host::Unpark>,
     /// Interrupts that wait for it to be in the guest; each is acknowledged on a line, or only wakes.
@@ -138,6 +142,8 @@ pub(crate) enum Event {
     Rotate,
     /// Measuring begins.
     Measure,
+    /// Something goes wrong.
+    Fault(Fault),
     /// The run is over.
     Stop,
 }
@@ -171,6 +177,8 @@ pub struct Machine {
     pub(crate) clairvoyant: bool,
     /// Lock operations so far.
     pub(crate) operations: u64,
+    /// What goes wrong, and what must hold all the same.
+    pub(crate) trial: Option<Box<Trial>>,
 }
 
 /// Parameters in cycles, as they are used.
@@ -240,6 +248,7 @@ impl Machine {
             gang_slice: None,
             clairvoyant: false,
             operations: 0,
+            trial: None,
         }
     }
 
@@ -273,12 +282,18 @@ impl Machine {
     /// Lets things happen until some guest code is to run.
     pub(crate) fn step(&mut self) -> Step {
         loop {
+            if self.trial.is_some() && self.is_decided() {
+                return Step::Stop;
+            }
             if let Some(task) = self.running {
                 return Step::Run(task);
             }
             let Some((time, event)) = self.events.pop() else { return Step::Stop };
             debug_assert!(time >= self.now, "time goes on");
             self.now = time;
+            if self.trial.is_some() {
+                self.note_event(&event);
+            }
             match event {
                 Event::End { task, generation } if self.vcpus[task].generation == generation => self.end(task),
                 Event::End { .. } => {}
@@ -288,6 +303,7 @@ impl Machine {
                 Event::Interrupt { task, acknowledge } => self.interrupt(task, acknowledge),
                 Event::Rotate => self.rotate(),
                 Event::Measure => self.measure(),
+                Event::Fault(fault) => self.fault(fault),
                 Event::Stop => return Step::Stop,
             }
         }
@@ -298,6 +314,7 @@ impl Machine {
         let Some(task) = self.running.take() else { return };
         self.settle(task);
         if ended {
+            self.ended(task);
             self.vcpus[task].activity = Activity::Ended;
             let cpu = self.sched.cpu_of(task);
             self.leave(task);
@@ -365,8 +382,8 @@ impl Machine {
 
     /// The running code is about to give a lock back.
     pub(crate) fn released(&mut self, hold: Hold) {
-        if let Some(recording) = &mut self.recording {
-            recording.held(Hold { released: self.now, ..hold });
+        if let (Some(recording), Some(task)) = (&mut self.recording, self.running) {
+            recording.held(Hold { task, released: self.now, ..hold });
         }
     }
 

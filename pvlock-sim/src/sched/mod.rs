@@ -265,6 +265,7 @@ impl Sched {
     pub fn put(&mut self, cpu: CpuId, now: u64) {
         if let Some(task) = self.leave(cpu, now, State::Runnable) {
             self.cpus[cpu].queue.push(task);
+            self.idle.remove(&cpu);
         }
     }
 
@@ -331,15 +332,14 @@ impl Sched {
         if !self.eligible(current) {
             return true;
         }
-        if self.cpus[cpu].queue.is_empty() || matches!(self.rule, Rule::Clairvoyant) && self.tasks[current].urgent {
+        if matches!(self.rule, Rule::Clairvoyant) && self.tasks[current].urgent {
             return false;
         }
-        if matches!(self.rule, Rule::Gang(_)) {
-            return false;
-        }
-        let slice = self.slice(self.load(cpu));
+        // Of those who may run now: a gang that is larger than the host takes turns in itself.
+        let rivals = || self.cpus[cpu].queue.iter().filter(|&&task| self.eligible(task)).map(|&task| self.tasks[task].vruntime);
+        let Some(least) = rivals().min() else { return false };
+        let slice = self.slice(rivals().count() + 1);
         let ran = now - self.tasks[current].picked_at;
-        let least = self.cpus[cpu].queue.iter().map(|&task| self.tasks[task].vruntime).min().unwrap_or(u64::MAX);
         ran > slice || ran >= self.times.min_granularity && self.tasks[current].vruntime > least.saturating_add(slice)
     }
 

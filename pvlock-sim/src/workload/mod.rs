@@ -4,8 +4,11 @@
 //! taken and for how long is not published; the numbers here are assumed. They were chosen once, with all of T1 to T4 in view,
 //! within what such programs can do, and are the same for every row of every table.
 
+mod rounds;
 mod vcpu;
 
+pub use rounds::{Guests, Rounds};
+pub(crate) use rounds::{Handler, interrupt};
 pub(crate) use vcpu::Vcpu;
 
 use pvlock_host::protocol::VcpuId;
@@ -40,6 +43,8 @@ pub enum Workload {
     Kernbench,
     /// A database whose waits are sleeps: locks are many, and short.
     Sysbench,
+    /// Does everything that can be done with locks, for a number of rounds, or everything that a guest must not do.
+    Rounds(Rounds),
 }
 
 /// One section.
@@ -66,7 +71,13 @@ impl Workload {
             Self::Hackbench => SOCKETS + vcpus,
             Self::Kernbench => 1 + 16,
             Self::Sysbench => 128,
+            Self::Rounds(rounds) => rounds.locks(),
         }
+    }
+
+    /// Whether the guest does not keep to the protocol.
+    pub(crate) fn is_hostile(&self) -> bool {
+        matches!(self, Self::Rounds(Rounds { guests: Guests::Hostile, .. }))
     }
 
     /// The code of one vCPU.
@@ -84,6 +95,7 @@ impl Workload {
             Self::Ebizzy => ebizzy,
             Self::Kernbench => kernbench,
             Self::Sysbench => sysbench,
+            Self::Rounds(rounds) => return rounds.run(vcpu),
         };
         loop {
             operation(&mut vcpu);

@@ -36,6 +36,55 @@ pub(crate) struct Owned {
     taken: u64,
 }
 
+/// The running code takes a lock.
+pub(super) fn take(locks: &[CachePadded<Lock>], first_line: LineId, lock: usize) -> Owned {
+    match take_with(locks, first_line, lock, |lock, line| Some(lock.lock(line))) {
+        Some(owned) => owned,
+        None => unreachable!("to wait for a lock does not fail"),
+    }
+}
+
+fn take_with(
+    locks: &[CachePadded<Lock>],
+    first_line: LineId,
+    lock: usize,
+    how: impl FnOnce(&Lock, LineId) -> Option<Token>,
+) -> Option<Owned> {
+    let line = first_line + lock;
+    let wanted = platform::with(|machine| {
+        machine.wants(line);
+        machine.now
+    });
+    platform::compute(platform::with(|machine| machine.touch(line)));
+    let token = how(&locks[lock], line);
+    platform::with(|machine| {
+        let Some(token) = token else {
+            machine.gives_up();
+            return None;
+        };
+        machine.acquired(wanted);
+        machine.took(line, token.ticket());
+        Some(Owned { lock, token, wanted, taken: machine.now })
+    })
+}
+
+/// The running code gives it back.
+pub(super) fn give_back(locks: &[CachePadded<Lock>], first_line: LineId, owned: Owned, fair: bool) {
+    let Owned { lock, token, wanted, taken } = owned;
+    let line = first_line + lock;
+    platform::compute(platform::with(|machine| machine.touch(line)));
+    platform::with(|machine| {
+        machine.released(Hold { task: 0, lock, wanted, taken, released: 0 });
+        machine.releases(line, fair);
+    });
+    if fair {
+        locks[lock].unlock_fair(token, line);
+    } else {
+        locks[lock].unlock(token, line);
+    }
+    platform::with(crate::machine::Machine::has_released);
+}
+
 impl Vcpu {
     /// Computes for so many ns.
     pub(crate) fn compute(&mut self, ns: u64) {
@@ -55,25 +104,22 @@ impl Vcpu {
 
     /// Takes a lock.
     pub(crate) fn lock(&mut self, lock: usize) -> Owned {
-        let line = self.lock_line + lock;
-        let wanted = Sim::ticks();
-        platform::compute(platform::with(|machine| machine.touch(line)));
-        let token = self.locks[lock].lock(line);
-        let taken = platform::with(|machine| {
-            machine.acquired(wanted);
-            machine.now
-        });
-        Owned { lock, token, wanted, taken }
+        take(self.locks, self.lock_line, lock)
+    }
+
+    /// Takes a lock if that needs no waiting.
+    pub(crate) fn try_lock(&mut self, lock: usize) -> Option<Owned> {
+        take_with(self.locks, self.lock_line, lock, |lock, _| lock.try_lock())
     }
 
     /// Gives it back.
     pub(crate) fn unlock(&mut self, owned: Owned) {
-        let Owned { lock, token, wanted, taken } = owned;
-        let line = self.lock_line + lock;
-        platform::compute(platform::with(|machine| machine.touch(line)));
-        let hold = Hold { task: self.task, lock, wanted, taken, released: 0 };
-        platform::with(|machine| machine.released(hold));
-        self.locks[lock].unlock(token, line);
+        give_back(self.locks, self.lock_line, owned, false);
+    }
+
+    /// Gives it back so that nobody overtakes those who wait.
+    pub(crate) fn unlock_fair(&mut self, owned: Owned) {
+        give_back(self.locks, self.lock_line, owned, true);
     }
 
     /// Computes for so many ns with a lock held.

@@ -1,5 +1,6 @@
 //! `pvlock sim`: locks on a simulated host.
 
+pub mod fuzz;
 mod options;
 mod report;
 mod sweep;
@@ -31,6 +32,8 @@ pub struct Arguments {
 enum Command {
     /// Simulate a published table, and print both
     Table(table::Options),
+    /// Let things go wrong, by seed, and look whether everything holds that has to
+    Fuzz(fuzz::Options),
     /// Draw the schedule map of a file with one span or mark a line, as --map FILE.jsonl writes it
     Map(MapOptions),
 }
@@ -109,6 +112,8 @@ pub enum Ended {
     Done,
     /// What was finished has been printed.
     Interrupted,
+    /// All of it, and something that has to hold did not.
+    Failed,
 }
 
 /// Does what the arguments say, and prints.
@@ -120,6 +125,7 @@ pub fn main(arguments: &Arguments, interrupt: &AtomicBool) -> Result<Ended, SimE
     match &arguments.command {
         Some(Command::Map(options)) => map(options).map(|()| Ended::Done),
         Some(Command::Table(options)) => table::print(options, interrupt),
+        Some(Command::Fuzz(options)) => fuzz::run(options, interrupt),
         None => compare(&arguments.options, interrupt),
     }
 }
