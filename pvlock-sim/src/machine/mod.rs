@@ -1,7 +1,7 @@
 //! Simulated hardware and host: CPUs that run tasks, vCPUs that run guest code, exits, interrupts, cache lines.
 //!
 //! Guest code runs in coroutines and takes no time by itself. What takes time is said by it, through the [`Platform`]
-//! (`crate::platform`): computing, spinning on a word, a doorbell. Each sets the vCPU's `Activity` and, unless nothing else
+//! (`crate::platform`): computing, spinning on a word, a doorbell. Each sets the vCPU's [`Activity`] and, unless nothing else
 //! happens before it is over, suspends the coroutine. A spin is one event however long it takes: the machine knows which
 //! spinners watch the line that the running code operates on, and looks at their words whenever that code lets time pass.
 //!
