@@ -2,7 +2,7 @@
 //! for nothing, exits are lost, VMs are paused, vCPUs reset.
 //!
 //! Nothing here is a fault of the guest or of the engine: all of it happens on real machines, and all that has to hold
-//! ([`crate::invariants`]) has to hold with it.
+//! (`invariants.rs`) has to hold with it.
 
 use crate::invariants::Invariants;
 use crate::sched::TaskId;
