@@ -238,7 +238,10 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             return Verdict::Resume(Resume::NotParking);
         }
         Counters::count(&own.counters.parks);
-        let on = wait.and_then(|wait| self.queue_for(vcpu, &wait)).filter(|&owner| {
+        // Who was woken early and halts again stays off queues: woken each time that the holder is scheduled in, it would take
+        // the holder's CPU each time.
+        let again = |wait: &Wait| own.early.is(wait.lock.get(), wait.ticket);
+        let on = wait.filter(|wait| !again(wait)).and_then(|wait| self.queue_for(vcpu, &wait)).filter(|&owner| {
             let enqueued = self.queues().enqueue(vcpu, owner, Kind::Halted);
             match enqueued {
                 Enqueued::Queued => Counters::count(&own.counters.queued),
@@ -342,6 +345,7 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
             if self.wake(sleeper, waker)
                 && let Some(own) = self.vcpu(sleeper)
             {
+                own.early.set(own.link.lock.load(Ordering::Relaxed), own.link.ticket.load(Ordering::Relaxed));
                 Counters::count(&own.counters.served);
             }
         }

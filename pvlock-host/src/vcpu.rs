@@ -18,11 +18,34 @@ pub(crate) struct Vcpu<R> {
     pub(crate) link: Link,
     /// Since when it sleeps, in ns of the driver's clock.
     pub(crate) parked_at: AtomicU64,
+    /// The wait in which it was woken ahead of its turn last.
+    pub(crate) early: Early,
     /// Answer to its last doorbell.
     pub(crate) answer: AtomicU32,
     /// Argument of its last `RegisterHigh`.
     pub(crate) pfn_high: AtomicU32,
     pub(crate) counters: Counters,
+}
+
+/// One wait, as a lock and a ticket. It only decides who is woken early: `core`'s atomics, no part of any model.
+#[derive(Default)]
+pub(crate) struct Early {
+    lock: core::sync::atomic::AtomicU64,
+    ticket: core::sync::atomic::AtomicU32,
+}
+
+impl Early {
+    /// Notes the wait.
+    pub(crate) fn set(&self, lock: u64, ticket: u32) {
+        self.lock.store(lock, core::sync::atomic::Ordering::Relaxed);
+        self.ticket.store(ticket, core::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// Whether it is this one.
+    pub(crate) fn is(&self, lock: u64, ticket: u32) -> bool {
+        self.lock.load(core::sync::atomic::Ordering::Relaxed) == lock
+            && self.ticket.load(core::sync::atomic::Ordering::Relaxed) == ticket
+    }
 }
 
 /// The vCPU's word. Every transition is one read-modify-write, so a wake and a halt cannot miss each other:
@@ -99,6 +122,7 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
             queue: Lock::new(List::EMPTY),
             link: Link::new(),
             parked_at: AtomicU64::new(0),
+            early: Early::default(),
             answer: AtomicU32::new(0),
             pfn_high: AtomicU32::new(0),
             counters: Counters::new(),

@@ -86,6 +86,8 @@ struct Vcpu {
     token: bool,
     lock: u64,
     ticket: u32,
+    /// In which wait it was woken ahead of its turn last.
+    early: (u64, u32),
     run: RunState,
     preempted: bool,
     halted: Vec<usize>,
@@ -169,8 +171,17 @@ impl Model {
         let own = &mut self.vcpus[v];
         (own.run, own.preempted) = (if exact { RunState::Running } else { RunState::Unknown }, false);
         let ahead = own.halted.len().min(self.config.wake_ahead as usize);
-        let served: Vec<_> = own.spun.drain(..).chain(own.halted.drain(..ahead)).collect();
-        self.wake_all(served);
+        let drained: Vec<_> = own.spun.drain(..).collect();
+        let served: Vec<_> = own.halted.drain(..ahead).collect();
+        self.wake_all(drained);
+        for v in served {
+            let ended = self.vcpus[v].ended();
+            self.wake(v);
+            let own = &mut self.vcpus[v];
+            if own.ended() && !ended {
+                own.early = (own.lock, own.ticket);
+            }
+        }
     }
 
     /// `v` begins or ends a life.
@@ -230,7 +241,8 @@ impl Model {
             Queue::Holder => wait.holder,
             Queue::Previous => wait.predecessor,
         });
-        let on = self.usable(v, hint).filter(|&owner| self.join(v, owner, false));
+        let again = wait.is_some_and(|wait| self.vcpus[v].early == (wait.lock.get(), wait.ticket));
+        let on = self.usable(v, hint).filter(|&owner| !again && self.join(v, owner, false));
         self.sleeps(v, false, slot, interrupts, on)
     }
 
@@ -461,6 +473,7 @@ proptest! {
             token: false,
             lock: 0,
             ticket: 0,
+            early: (0, 0),
             run: RunState::Unknown,
             preempted: false,
             halted: vec![],
