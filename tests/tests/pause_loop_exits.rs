@@ -5,7 +5,7 @@
 
 use pvlock::backend::{Outcome, Spec};
 use pvlock::measure::measure;
-use pvlock::session::{Ended, Limits};
+use pvlock::session::{Ended, Limits, Vcpus};
 use pvlock_guest_image::{HaltBy, LockKind};
 use pvlock_host::Config;
 use pvlock_tests::{kvm, scaled, spec};
@@ -49,7 +49,7 @@ fn exits(spec: &Spec) -> u64 {
     let exits = Exits::count();
     let mut before = None;
     let limits = Limits { run: Duration::from_secs(600), watchdog: Duration::from_secs(60) };
-    let progress = |_| _ = before.get_or_insert_with(|| exits.so_far());
+    let progress = |_, _: &dyn Vcpus| _ = before.get_or_insert_with(|| exits.so_far());
     let read = |outcome: &Outcome<'_>| {
         assert_eq!(outcome.ended, Ended::Done);
         measure(spec, outcome, 1)
