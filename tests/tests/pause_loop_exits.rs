@@ -3,6 +3,9 @@
 //! Needs Intel's pause-loop exiting, a guest in CPL 0 and the right to trace. So it is no part of the ordinary tests; `cargo
 //! xtask stock-kvm intel` runs it.
 
+// With `required-features` instead, `--test *` would be refused without the feature.
+#![cfg(feature = "stock-kvm")]
+
 use pvlock::backend::{Outcome, Spec};
 use pvlock::measure::measure;
 use pvlock::session::{Ended, Limits, Vcpus};
