@@ -307,7 +307,7 @@ impl Options {
             cells.extend(counts.iter().flat_map(of_vcpus));
         }
         let seconds = Duration::from_secs_f64;
-        let limits = Limits { run: seconds(self.seconds), watchdog: seconds(self.watchdog) };
+        let limits = Limits { run: seconds(self.seconds), watchdog: seconds(self.watchdog), end: Limits::END };
         Ok(Plan { backend, why, pcpus, cells, sweep, repeat: self.repeat, limits, trace: self.trace.is_some() })
     }
 

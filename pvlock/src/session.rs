@@ -25,6 +25,13 @@ pub struct Limits {
     pub run: Duration,
     /// Longest time without a single critical section.
     pub watchdog: Duration,
+    /// Longest wait for the end of threads that were told to stop. (vCPUs of a VM are stopped, whatever they do.)
+    pub end: Duration,
+}
+
+impl Limits {
+    /// For somebody who has pressed Ctrl-C.
+    pub const END: Duration = Duration::from_secs(2);
 }
 
 /// What can be done to vCPUs while a job runs on them.

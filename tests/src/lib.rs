@@ -101,7 +101,7 @@ pub fn spec(lock: LockKind, vcpus: usize) -> Spec {
 /// Whatever the run fails with.
 pub fn try_run(backend: Backend, spec: &Spec, watchdog: Duration) -> Result<Measured, RunError> {
     let _turn = turn();
-    let limits = Limits { run: Duration::from_secs(600), watchdog };
+    let limits = Limits { run: Duration::from_secs(600), watchdog, end: watchdog };
     let read = |outcome: &Outcome<'_>| {
         assert_eq!(outcome.ended, Ended::Done);
         measure(spec, outcome, 1)

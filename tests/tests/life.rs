@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const LIMITS: Limits = Limits { run: Duration::from_millis(400), watchdog: Duration::from_secs(30) };
+const LIMITS: Limits = Limits { run: Duration::from_millis(400), watchdog: Duration::from_secs(30), end: Duration::from_secs(30) };
 
 /// Half of the lives of vCPU 0 end in a registration, and the others die as often: about a thousand lives.
 const REGISTRATIONS: u32 = 150;

@@ -92,7 +92,7 @@ fn a_lock_without_waiters_pauses_not_at_all() {
 
 /// Runs a spec without a limit of its own for that long.
 fn run_for(backend: Backend, spec: &pvlock::backend::Spec, time: Duration) -> Measured {
-    let limits = Limits { run: time, watchdog: Duration::from_secs(30) };
+    let limits = Limits { run: time, watchdog: Duration::from_secs(30), end: Duration::from_secs(30) };
     let read = |outcome: &Outcome<'_>| measure(spec, outcome, 1);
     match backend.run(spec, limits, &AtomicBool::new(false), |_, _| (), read) {
         Ok(measured) => measured,

@@ -122,6 +122,14 @@ pub enum RunError {
         /// Every vCPU and every sleeper.
         dump: String,
     },
+    /// Threads did not end in the time they had. On a busy machine they may not have had a CPU.
+    #[error("threads that were told to stop have not ended in {seconds:.1} s\n{dump}")]
+    NotEnded {
+        /// How long they had.
+        seconds: f64,
+        /// Every vCPU and every sleeper.
+        dump: String,
+    },
     /// A thread panicked.
     #[error("a vCPU thread panicked")]
     Panicked,

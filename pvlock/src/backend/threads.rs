@@ -11,13 +11,11 @@ use pvlock_host::hypercalls::{Doorbell, Ring};
 use pvlock_host::protocol::{SlotIndex, VcpuId};
 use std::cell::Cell;
 use std::fmt::Write;
+use std::os::unix::thread::JoinHandleExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-/// Longest wait for the end of threads whose job is done, or that were told to stop.
-const END: Duration = Duration::from_secs(2);
 
 /// A "VM" of threads.
 struct Machine {
@@ -216,7 +214,7 @@ pub(super) fn run<T>(
         host.shut_down();
     }
     let asked = Instant::now();
-    while running.load(Ordering::Acquire) > 0 && !matches!(ended, Ended::Hung { .. }) && asked.elapsed() < END {
+    while running.load(Ordering::Acquire) > 0 && !matches!(ended, Ended::Hung { .. }) && asked.elapsed() < limits.end {
         std::thread::sleep(Duration::from_millis(1));
     }
     if running.load(Ordering::Acquire) > 0 {
@@ -224,13 +222,12 @@ pub(super) fn run<T>(
             // One has panicked with a lock held; the others wait for it.
             return Err(RunError::Panicked);
         }
+        if !matches!(ended, Ended::Hung { .. }) {
+            return Err(RunError::NotEnded { seconds: asked.elapsed().as_secs_f64(), dump: dump(machine, job, &handles) });
+        }
         let sections = job.done.iter().fold(0, |sum: u64, done| sum.wrapping_add(done.sections.load(Ordering::Relaxed)));
         // The threads cannot be ended; their world stays.
-        let dump = machine.host.iter().flat_map(Threads::dump).fold(String::new(), |mut text, sleeper| {
-            let _ = writeln!(text, "{sleeper}");
-            text
-        });
-        return Err(RunError::Hung { sections, seconds: limits.watchdog.as_secs_f64(), dump });
+        return Err(RunError::Hung { sections, seconds: limits.watchdog.as_secs_f64(), dump: dump(machine, job, &handles) });
     }
     let panicked = handles.into_iter().map(|handle| handle.join().is_err()).filter(|&panicked| panicked).count() > 0;
     let result = if panicked {
@@ -246,6 +243,36 @@ pub(super) fn run<T>(
         drop(Box::from_raw(owned_world));
     }
     result
+}
+
+/// Every vCPU and every sleeper. Who waits for its turn and has had no CPU time is not what hangs.
+fn dump(machine: &Machine, job: &Job, threads: &[JoinHandle<()>]) -> String {
+    let mut text = String::new();
+    for (vcpu, (thread, done)) in threads.iter().zip(&job.done).enumerate() {
+        // Writing to a String does not fail.
+        let _ = match (thread.is_finished(), cpu_time(thread)) {
+            (false, Some(time)) => {
+                let acquisitions = done.acquisitions.load(Ordering::Relaxed);
+                writeln!(text, "vCPU {vcpu} has had {} us of CPU time and {acquisitions} acquisitions", time.as_micros())
+            }
+            _ => writeln!(text, "vCPU {vcpu} has ended"),
+        };
+    }
+    for sleeper in machine.host.iter().flat_map(Threads::dump) {
+        let _ = writeln!(text, "{sleeper}");
+    }
+    text
+}
+
+/// CPU time of a thread; `None` if it has ended.
+fn cpu_time(thread: &JoinHandle<()>) -> Option<Duration> {
+    let mut clock = 0;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the thread has not been joined, so its id is valid; the rest are places of our own.
+    let read = unsafe {
+        libc::pthread_getcpuclockid(thread.as_pthread_t(), &raw mut clock) == 0 && libc::clock_gettime(clock, &raw mut time) == 0
+    };
+    read.then(|| Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
 }
 
 fn new_world(entries: usize) -> Box<World> {

@@ -26,7 +26,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A run without a single critical section for so long has lost something: longer than the deadline of a sleep, whose end is
-/// counted as forced.
+/// counted as forced. Threads that are told to stop have as long: beside others they may get no CPU for seconds, and each of them
+/// may have to wait for all others.
 const WATCHDOG: Duration = Duration::from_secs(30);
 
 /// Options of `pvlock soak`.
@@ -168,7 +169,7 @@ impl Soak<'_> {
 
     /// A run to its end.
     fn count(&mut self, mix: &Mix) -> Result<(), String> {
-        let limits = Limits { run: mix.time, watchdog: WATCHDOG };
+        let limits = Limits { run: mix.time, watchdog: WATCHDOG, end: WATCHDOG };
         let mut disturber = Disturber::new(mix).map_err(|error| error.to_string())?;
         let disturb = |time, vcpus: &dyn Vcpus| disturber.disturb(time, vcpus);
         let read =
@@ -215,7 +216,7 @@ impl Soak<'_> {
             }
             Backend::Threads => {
                 // Threads cannot be dropped; they are told to stop before they have begun.
-                let limits = Limits { run: mix.time, watchdog: WATCHDOG };
+                let limits = Limits { run: mix.time, watchdog: WATCHDOG, end: WATCHDOG };
                 let host = mix.backend.run(&mix.spec, limits, &AtomicBool::new(true), |_, _| (), |outcome| outcome.host)?;
                 self.summary.host = self.summary.host + host;
                 Ok(())
