@@ -51,7 +51,7 @@ fn exits(spec: &Spec) -> u64 {
     let backend = kvm().expect("stock KVM");
     let exits = Exits::count();
     let mut before = None;
-    let limits = Limits { run: Duration::from_secs(600), watchdog: Duration::from_secs(60) };
+    let limits = Limits { run: Duration::from_secs(600), watchdog: Duration::from_secs(120), end: Duration::from_secs(120) };
     let progress = |_, _: &dyn Vcpus| _ = before.get_or_insert_with(|| exits.so_far());
     let read = |outcome: &Outcome<'_>| {
         assert_eq!(outcome.ended, Ended::Done);
