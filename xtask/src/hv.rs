@@ -89,7 +89,7 @@ impl Emulator {
         if installed.is_ok_and(|status| status.success()) {
             return Ok(Self { program: PROGRAM.into(), root: None });
         }
-        let root = packages::fetch(target, &["qemu-system-x86"])?;
+        let root = packages::fetch(target, packages::QEMU)?;
         Ok(Self { program: root.join("usr/bin").join(PROGRAM), root: Some(root) })
     }
 

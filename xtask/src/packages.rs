@@ -9,6 +9,9 @@ use std::process::Command;
 
 use crate::children;
 
+/// QEMU for x86-64, with its accelerators and firmware.
+pub(crate) const QEMU: &[&str] = &["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"];
+
 /// Unpacks the packages `names`, and the libraries that they need and that are not installed, into one root below `target`, and
 /// returns it. What was fetched before is not fetched again: then this needs no network.
 pub(crate) fn fetch(target: &Path, names: &[&str]) -> Result<PathBuf, String> {

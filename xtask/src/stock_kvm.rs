@@ -55,7 +55,7 @@ impl Leg {
 
     fn packages(self) -> &'static [&'static str] {
         match self {
-            Self::Amd => &["qemu-system-x86", "qemu-system-common", "qemu-system-data", "seabios"],
+            Self::Amd => packages::QEMU,
             Self::Intel => &["bochs", "bochs-term", "bochsbios", "vgabios", "genisoimage", "isolinux", "syslinux-common"],
         }
     }
