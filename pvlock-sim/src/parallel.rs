@@ -20,27 +20,43 @@ pub fn run_all(
 ) -> Result<Vec<Option<Outcome>>, ScenarioError> {
     scenarios.iter().try_for_each(Scenario::check)?;
     let mut outcomes: Vec<Result<Option<Outcome>, ScenarioError>> = scenarios.iter().map(|_| Ok(None)).collect();
+    let job = |index| run_until(&scenarios[index], interrupt);
+    let mut over = 0;
+    each(scenarios.len(), threads, interrupt, job, |index, outcome| {
+        outcomes[index] = outcome;
+        over += 1;
+        finished(over);
+    });
+    outcomes.into_iter().collect()
+}
+
+/// Does so many jobs, by number, on so many threads, until `interrupt` is set; `finished` gets each result as it comes.
+pub(crate) fn each<T: Send>(
+    jobs: usize,
+    threads: usize,
+    interrupt: &AtomicBool,
+    job: impl Fn(usize) -> T + Sync,
+    mut finished: impl FnMut(usize, T),
+) {
     let next = AtomicUsize::new(0);
     let (sender, results) = mpsc::channel();
     std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, scenarios.len().max(1)) {
-            let (sender, next) = (sender.clone(), &next);
+        for _ in 0..threads.clamp(1, jobs.max(1)) {
+            let (sender, next, job) = (sender.clone(), &next, &job);
             scope.spawn(move || {
                 while !interrupt.load(Ordering::Relaxed) {
                     let index = next.fetch_add(1, Ordering::Relaxed);
-                    let Some(scenario) = scenarios.get(index) else { break };
+                    if index >= jobs {
+                        break;
+                    }
                     // The receiver outlives this scope.
-                    let _ = sender.send((index, run_until(scenario, interrupt)));
+                    let _ = sender.send((index, job(index)));
                 }
             });
         }
         drop(sender);
-        for (over, (index, outcome)) in (1..).zip(&results) {
-            outcomes[index] = outcome;
-            finished(over);
-        }
+        results.into_iter().for_each(|(index, result)| finished(index, result));
     });
-    outcomes.into_iter().collect()
 }
 
 #[cfg(test)]

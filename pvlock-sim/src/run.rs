@@ -53,6 +53,25 @@ struct Simulation {
     _worlds: Vec<World>,
 }
 
+impl Simulation {
+    /// Lets the machine that this thread simulates and the code of its vCPUs take turns to the end; false if `interrupt` was
+    /// set before.
+    fn run(&mut self, interrupt: &AtomicBool) -> bool {
+        loop {
+            match platform::with(Machine::step) {
+                Step::Stop => return true,
+                Step::Run(task) => {
+                    let ended = self.code[task].as_mut().is_none_or(|(code, current)| platform::resume(code, current));
+                    platform::with(|machine| machine.suspended(ended));
+                }
+            }
+            if interrupt.load(Ordering::Relaxed) {
+                return false;
+            }
+        }
+    }
+}
+
 /// Simulates.
 ///
 /// # Errors
@@ -71,20 +90,10 @@ pub fn run_until(scenario: &Scenario, interrupt: &AtomicBool) -> Result<Option<O
     scenario.check()?;
     let mut simulation = build(scenario, None)?;
     let before = platform::exchange(simulation.machine.take());
-    let mut interrupted = false;
-    while !interrupted {
-        match platform::with(Machine::step) {
-            Step::Stop => break,
-            Step::Run(task) => {
-                let ended = simulation.code[task].as_mut().is_none_or(|(code, current)| platform::resume(code, current));
-                platform::with(|machine| machine.suspended(ended));
-            }
-        }
-        interrupted = interrupt.load(Ordering::Relaxed);
-    }
+    let finished = simulation.run(interrupt);
     simulation.machine = platform::exchange(before);
     let outcome = simulation.machine.as_mut().map(|machine| outcome(scenario, machine));
-    Ok(outcome.filter(|_| !interrupted))
+    Ok(outcome.filter(|_| finished))
 }
 
 /// How a run with faults ended.
@@ -124,17 +133,7 @@ pub fn run_with_faults(scenario: &Scenario, trials: &Trials) -> Result<Ending, S
     scenario.check()?;
     let mut simulation = build(scenario, Some(trials))?;
     let before = platform::exchange(simulation.machine.take());
-    let steps = std::panic::AssertUnwindSafe(|| {
-        loop {
-            match platform::with(Machine::step) {
-                Step::Stop => break,
-                Step::Run(task) => {
-                    let ended = simulation.code[task].as_mut().is_none_or(|(code, current)| platform::resume(code, current));
-                    platform::with(|machine| machine.suspended(ended));
-                }
-            }
-        }
-    });
+    let steps = std::panic::AssertUnwindSafe(|| simulation.run(&AtomicBool::new(false)));
     let panic = std::panic::catch_unwind(steps).err();
     simulation.machine = platform::abandon();
     platform::exchange(before);

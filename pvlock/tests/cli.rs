@@ -1,27 +1,16 @@
 //! The command as a user types it. Runs on threads, so that these tests need no KVM.
 
+mod common;
+
+use common::{Directory, command, interrupt, text};
 use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
-/// Generous: a hang is a failure, a slow machine is not.
-const LIMIT: Duration = Duration::from_secs(60);
-
-fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pvlock"));
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    command
-}
+use std::process::Output;
+use std::time::Duration;
 
 fn pvlock(arguments: &[&str]) -> Output {
     command(arguments).output().expect("the command was built")
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 #[test]
@@ -53,31 +42,29 @@ fn json_is_one_object_with_every_promised_key() {
     }
 }
 
-/// A place for pictures that goes away with the test.
-struct Stem(PathBuf);
+/// A place for pictures.
+struct Stem(Directory);
 
 impl Stem {
     fn new(test: &str) -> Self {
-        let directory = std::env::temp_dir().join(format!("pvlock-{test}-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        Self(directory)
+        Self(Directory::new(test))
     }
 
     fn argument(&self) -> String {
-        self.0.join("sweep").display().to_string()
+        self.0.0.join("sweep").display().to_string()
     }
 
     /// Checks that all four pictures are there and well formed, and name these locks.
     fn check(&self, locks: &[&str]) {
         for name in ["bound", "waits"] {
-            let svg = std::fs::read_to_string(self.0.join(format!("sweep-{name}.svg"))).unwrap();
+            let svg = std::fs::read_to_string(self.0.0.join(format!("sweep-{name}.svg"))).unwrap();
             let document = roxmltree::Document::parse(&svg).expect("well-formed XML");
             assert_eq!(document.root_element().tag_name().name(), "svg");
             let text: Vec<_> = document.descendants().filter_map(|node| node.text()).map(str::trim).collect();
             for word in locks.iter().chain(&["100 %", "10 %"]) {
                 assert!(text.contains(word), "{word} in {text:?}");
             }
-            let png = std::io::BufReader::new(File::open(self.0.join(format!("sweep-{name}.png"))).unwrap());
+            let png = std::io::BufReader::new(File::open(self.0.0.join(format!("sweep-{name}.png"))).unwrap());
             let mut image = png::Decoder::new(png).read_info().expect("a PNG header");
             let mut pixels = vec![0; image.output_buffer_size().expect("a size")];
             let frame = image.next_frame(&mut pixels).expect("a whole PNG");
@@ -86,12 +73,6 @@ impl Stem {
             let has = |test: fn(&[u8]) -> bool| pixels.chunks_exact(3).any(test);
             assert!(has(|pixel| pixel == [0; 3]) && has(|pixel| pixel == [255; 3]) && has(|pixel| pixel[0] != pixel[2]));
         }
-    }
-}
-
-impl Drop for Stem {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 
@@ -201,7 +182,7 @@ fn a_checking_run_shows_the_order() {
 #[test]
 fn a_checking_run_can_be_traced() {
     let stem = Stem::new("trace");
-    let path = stem.0.join("trace.json").display().to_string();
+    let path = stem.0.0.join("trace.json").display().to_string();
     let arguments = ["--backend", "threads", "--seconds", "0.2", "--vcpus", "3", "--locks", "ticket", "--check", "--trace", &path];
     let output = pvlock(&arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -294,13 +275,7 @@ fn interrupted(arguments: &[&str]) -> (Option<i32>, String) {
     stdout.read_exact(&mut first).unwrap();
     assert_eq!(&first, b"pvlock");
     std::thread::sleep(Duration::from_secs(1));
-    // SAFETY: sends a signal to our own child, which has not been waited for.
-    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) }, 0);
-    let asked = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(asked.elapsed() < LIMIT, "still running");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    interrupt(&mut child);
     let mut rest = String::new();
     stdout.read_to_string(&mut rest).unwrap();
     (child.wait().unwrap().code(), rest)

@@ -1,22 +1,17 @@
 //! `pvlock sim` as a user types it.
 
+mod common;
+
+use common::{Directory, interrupt, text};
 use serde_json::Value;
 use std::io::Read;
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
-
-/// Generous: a hang is a failure, a slow machine is not.
-const LIMIT: Duration = Duration::from_secs(60);
+use std::process::{Command, Output};
+use std::time::Duration;
 
 fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pvlock"));
-    command.arg("sim").args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut command = common::command(&["sim"]);
+    command.args(arguments);
     command
-}
-
-fn text(bytes: &[u8]) -> String {
-    String::from_utf8_lossy(bytes).into_owned()
 }
 
 /// Runs it in a directory, where its picture goes.
@@ -24,30 +19,13 @@ fn sim(directory: &Directory, arguments: &[&str]) -> Output {
     command(arguments).current_dir(&directory.0).output().expect("the command was built")
 }
 
-/// A place for files that goes away with the test.
-struct Directory(PathBuf);
-
-impl Directory {
-    fn new(test: &str) -> Self {
-        let directory = std::env::temp_dir().join(format!("pvlock-sim-{test}-{}", std::process::id()));
-        std::fs::create_dir_all(&directory).unwrap();
-        Self(directory)
-    }
-
-    fn read(&self, name: &str) -> Vec<u8> {
-        std::fs::read(self.0.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
-    }
-}
-
-impl Drop for Directory {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
+fn read(directory: &Directory, name: &str) -> Vec<u8> {
+    std::fs::read(directory.0.join(name)).unwrap_or_else(|error| panic!("{name}: {error}"))
 }
 
 #[test]
 fn the_table_has_every_lock_and_says_where_the_picture_is() {
-    let directory = Directory::new("table");
+    let directory = Directory::new("sim-table");
     let output = sim(&directory, &["--cpus", "2", "--seconds", "0.005"]);
     let table = text(&output.stdout);
     assert!(output.status.success(), "{table}{}", text(&output.stderr));
@@ -57,19 +35,19 @@ fn the_table_has_every_lock_and_says_where_the_picture_is() {
         assert!(table.contains(word), "{word} in {table}");
     }
     assert!(table.contains("wrote pvlock-sim.png"), "{table}");
-    let picture = png::Decoder::new(std::io::Cursor::new(directory.read("pvlock-sim.png"))).read_info().unwrap();
+    let picture = png::Decoder::new(std::io::Cursor::new(read(&directory, "pvlock-sim.png"))).read_info().unwrap();
     assert!(picture.info().width > 1000);
 }
 
 #[test]
 fn the_output_is_the_same_byte_for_byte_on_any_number_of_threads() {
     let run = |threads: &str, other: &str| {
-        let directory = Directory::new(&format!("threads-{threads}"));
+        let directory = Directory::new(&format!("sim-threads-{threads}"));
         let arguments = ["--cpus", "2", "--seconds", "0.004", "--seeds", "3", "--map-ms", "2", "--threads", threads, other];
         let files = ["--plot", "plot.svg", "--map", "map.png", "--trace", "trace.json"];
         let output = sim(&directory, &[&arguments[..], &files[..]].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
-        let files = ["plot.svg", "map.png", "trace.json"].map(|name| directory.read(name));
+        let files = ["plot.svg", "map.png", "trace.json"].map(|name| read(&directory, name));
         (output.stdout, files)
     };
     for json in ["--json", "--policy=ignore,park-on-previous"] {
@@ -82,7 +60,7 @@ fn the_output_is_the_same_byte_for_byte_on_any_number_of_threads() {
 
 #[test]
 fn json_is_one_object_with_every_promised_key() {
-    let directory = Directory::new("json");
+    let directory = Directory::new("sim-json");
     let output =
         sim(&directory, &["--seconds", "0.004", "--locks", "ticket,preemptable", "--vcpus", "4,12", "--seeds", "2", "--json"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
@@ -114,12 +92,12 @@ fn json_is_one_object_with_every_promised_key() {
 
 #[test]
 fn a_trace_opens_in_viewers_and_shows_waits_holds_and_kicks() {
-    let directory = Directory::new("trace");
+    let directory = Directory::new("sim-trace");
     let arguments =
         ["--cpus", "2", "--vcpus", "8", "--locks", "ticket", "--seconds", "0.02", "--inside", "20000", "--trace", "trace.json"];
     let output = sim(&directory, &arguments);
     assert!(output.status.success(), "{}", text(&output.stderr));
-    let trace = text(&directory.read("trace.json"));
+    let trace = text(&read(&directory, "trace.json"));
     assert_eq!(pvlock_sim::trace::check(&trace), Ok(()));
     let object: Value = serde_json::from_str(&trace).unwrap();
     let events = object["traceEvents"].as_array().unwrap();
@@ -141,7 +119,7 @@ fn a_trace_opens_in_viewers_and_shows_waits_holds_and_kicks() {
 
 #[test]
 fn a_map_can_be_stored_and_drawn_later() {
-    let directory = Directory::new("map");
+    let directory = Directory::new("sim-map");
     let work = ["--cpus", "2", "--vcpus", "6", "--locks", "ticket", "--policy", "park-on-previous", "--inside", "20000"];
     let arguments = [&work[..], &["--seconds", "0.01", "--map", "map.jsonl"]].concat();
     let output = sim(&directory, &arguments);
@@ -149,7 +127,7 @@ fn a_map_can_be_stored_and_drawn_later() {
     let output = sim(&directory, &["map", "map.jsonl", "map.svg", "--title", "Stored"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "wrote map.svg\n");
-    let svg = text(&directory.read("map.svg"));
+    let svg = text(&read(&directory, "map.svg"));
     let document = roxmltree::Document::parse(&svg).expect("well-formed XML");
     let words: Vec<_> = document.descendants().filter_map(|node| node.text()).map(str::trim).collect();
     for word in ["Stored", "map.jsonl", "CPU", "VM 0, vCPUs 0 to 5", "parked", "kicked another", "holds a lock"] {
@@ -179,7 +157,7 @@ fn refused(output: &Output, hint: &str) {
 
 #[test]
 fn what_cannot_be_simulated_gets_one_error_that_says_why() {
-    let directory = Directory::new("bad");
+    let directory = Directory::new("sim-bad");
     std::fs::write(directory.0.join("zero.toml"), pvlock_sim::params::DEFAULT.replace("exit = 1200", "exit = 0")).unwrap();
     std::fs::write(directory.0.join("unknown.toml"), format!("speed = 1\n{}", pvlock_sim::params::DEFAULT)).unwrap();
     for (arguments, hint) in [
@@ -224,7 +202,7 @@ fn what_cannot_be_simulated_gets_one_error_that_says_why() {
 
 #[test]
 fn a_picture_that_cannot_be_written_does_not_lose_the_table() {
-    let directory = Directory::new("unwritable");
+    let directory = Directory::new("sim-unwritable");
     let output = sim(&directory, &["--seconds", "0.002", "--locks", "ticket", "--plot", "/no/such/place.png"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("cannot write the picture /no/such/place.png"), "{}", text(&output.stderr));
@@ -233,7 +211,7 @@ fn a_picture_that_cannot_be_written_does_not_lose_the_table() {
 
 #[test]
 fn ctrl_c_ends_it_and_prints_what_there_is() {
-    let directory = Directory::new("ctrl-c");
+    let directory = Directory::new("sim-ctrl-c");
     // Ten thousand runs take longer than the test waits.
     let arguments = ["--cpus", "1", "--vcpus", "1", "--locks", "test-and-set", "--seconds", "0.01", "--seeds", "10000"];
     let mut child = command(&arguments).current_dir(&directory.0).spawn().expect("the command was built");
@@ -255,14 +233,4 @@ fn ctrl_c_ends_it_and_prints_what_there_is() {
     stdout.read_exact(&mut first).unwrap();
     interrupt(&mut child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
-}
-
-fn interrupt(child: &mut Child) {
-    // SAFETY: sends a signal to our own child, which has not been waited for.
-    assert_eq!(unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGINT) }, 0);
-    let asked = Instant::now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(asked.elapsed() < LIMIT, "still running");
-        std::thread::sleep(Duration::from_millis(10));
-    }
 }

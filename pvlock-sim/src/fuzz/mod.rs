@@ -9,11 +9,11 @@ mod mix;
 
 pub use mix::scenario;
 
+use crate::parallel;
 use crate::run::{Ending, Trials, run_with_faults};
 use crate::scenario::Scenario;
-use rayon::iter::{IntoParallelIterator, ParallelIterator};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A seed with which something did not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,32 +45,32 @@ impl Report {
         Self { seeds: 1, failures, operations: ending.operations, faults: ending.faults, ns: ending.ns }
     }
 
-    fn plus(mut self, mut other: Self) -> Self {
-        self.failures.append(&mut other.failures);
-        self.failures.sort_by_key(|failure| failure.seed);
-        self.seeds += other.seeds;
-        self.operations += other.operations;
-        self.faults += other.faults;
-        self.ns = self.ns.saturating_add(other.ns);
-        self
+    fn add(&mut self, mut more: Self) {
+        self.failures.append(&mut more.failures);
+        self.seeds += more.seeds;
+        self.operations += more.operations;
+        self.faults += more.faults;
+        self.ns = self.ns.saturating_add(more.ns);
     }
 }
 
 /// Runs the standard mix with these seeds, on all CPUs, until `go_on`, which is told how many are done, says no. What is found
 /// does not depend on the number of threads, if all are run.
-pub fn fuzz(seeds: Range<u64>, go_on: impl Fn(u64) -> bool + Sync) -> Report {
-    let (stop, done) = (AtomicBool::new(false), AtomicU64::new(0));
-    let one = |seed| {
-        if stop.load(Ordering::Relaxed) {
-            return Report::default();
-        }
-        let ending = run(seed, 0);
-        if !go_on(done.fetch_add(1, Ordering::Relaxed) + 1) {
+pub fn fuzz(seeds: Range<u64>, mut go_on: impl FnMut(u64) -> bool) -> Report {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let (stop, first) = (AtomicBool::new(false), seeds.start);
+    let seed = |index: usize| first + index as u64;
+    let jobs = usize::try_from(seeds.end.saturating_sub(first)).unwrap_or(usize::MAX);
+    let one = |index| Report::of(seed(index), run(seed(index), 0));
+    let mut report = Report::default();
+    parallel::each(jobs, threads, &stop, one, |_, more| {
+        report.add(more);
+        if !go_on(report.seeds) {
             stop.store(true, Ordering::Relaxed);
         }
-        Report::of(seed, ending)
-    };
-    seeds.into_par_iter().map(one).reduce(Report::default, Report::plus)
+    });
+    report.failures.sort_by_key(|failure| failure.seed);
+    report
 }
 
 /// Runs one seed again, and keeps this many of the last lines of what happened.

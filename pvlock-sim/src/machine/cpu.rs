@@ -78,9 +78,6 @@ impl Machine {
             recording.enter(self.sched.cpu_of(task), task, now);
         }
         self.scheduled_in(task);
-        if self.vcpus[task].activity == Activity::Spin {
-            self.watch(task);
-        }
         self.proceed(task);
     }
 

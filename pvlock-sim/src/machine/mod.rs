@@ -380,10 +380,10 @@ impl Machine {
         self.vcpus[task].counts.waited(self.now - wanted);
     }
 
-    /// The running code is about to give a lock back.
-    pub(crate) fn released(&mut self, hold: Hold) {
+    /// The running code is about to give a lock back that it wanted and took then.
+    pub(crate) fn released(&mut self, lock: usize, wanted: u64, taken: u64) {
         if let (Some(recording), Some(task)) = (&mut self.recording, self.running) {
-            recording.held(Hold { task, released: self.now, ..hold });
+            recording.held(Hold { task, lock, wanted, taken, released: self.now });
         }
     }
 

@@ -46,16 +46,11 @@ impl Machine {
     /// `task` waits and is the owner, or the next, from now on.
     fn oracle_served(&mut self, task: TaskId, owner: bool) {
         let left = if owner { 0 } else { u64::MAX / 2 };
-        let asleep = self.vcpus[task].asleep == Some(Asleep::Oracle);
-        if self.sched.current(self.sched.cpu_of(task)) == Some(task) {
-            self.book(task, self.now);
-            self.vcpus[task].activity = Activity::Host { left, then: After::Guest };
-            self.proceed(task);
-            return;
-        }
+        self.book_running(task);
         self.vcpus[task].activity = Activity::Host { left, then: After::Guest };
-        if asleep {
-            self.vcpus[task].asleep = None;
+        if self.sched.current(self.sched.cpu_of(task)) == Some(task) {
+            self.proceed(task);
+        } else if self.vcpus[task].asleep.take_if(|asleep| *asleep == Asleep::Oracle).is_some() {
             let cpu = self.running.map(|running| self.sched.cpu_of(running));
             let placed = self.sched.wake(task, cpu, self.now);
             self.at(self.now, super::Event::Resched(placed.cpu));

@@ -80,6 +80,7 @@ impl Table {
     /// The whole table as text.
     pub fn text(&self, results: &[Vec<Simulated>]) -> String {
         let mut text = format!("{}: {}\n", self.name, self.title);
+        let width = self.rows.iter().map(|row| row.contender.name.len()).max().unwrap_or(0);
         for (column, heading) in self.columns.iter().enumerate() {
             let unit = match heading.unit {
                 Unit::Rate(unit) => unit,
@@ -87,8 +88,11 @@ impl Table {
                 Unit::Change | Unit::ChangeOfTime => "% change",
             };
             let _ = writeln!(text, "\n  {} ({unit})", heading.name);
-            let _ =
-                writeln!(text, "  {:42} {:>11} {:>11} {:>8} {:>9} {:>7}", "", "published", "simulated", "stdev", "change", "error");
+            let _ = writeln!(
+                text,
+                "  {:width$} {:>11} {:>11} {:>8} {:>9} {:>7}",
+                "", "published", "simulated", "stdev", "change", "error"
+            );
             for (number, row) in self.rows.iter().enumerate() {
                 let cell = results[number][column];
                 let published = row.published[column];
@@ -106,7 +110,7 @@ impl Table {
                 };
                 let _ = writeln!(
                     text,
-                    "{mark} {:42} {:>11} {value:>11.1} {deviation:>7.1}% {change:>+8.1}% {:>7}",
+                    "{mark} {:width$} {:>11} {value:>11.1} {deviation:>7.1}% {change:>+8.1}% {:>7}",
                     row.contender.name,
                     published.map_or_else(|| "-".to_owned(), |figure| format!("{}", figure.value)),
                     error.unwrap_or_else(|| "-".to_owned()),

@@ -3,7 +3,6 @@
 use super::exponential;
 use crate::locks::{Lock, Token};
 use crate::machine::{After, LineId};
-use crate::outcome::Hold;
 use crate::params::Params;
 use crate::platform::{self, Sim};
 use crossbeam_utils::CachePadded;
@@ -74,7 +73,7 @@ pub(super) fn give_back(locks: &[CachePadded<Lock>], first_line: LineId, owned: 
     let line = first_line + lock;
     platform::compute(platform::with(|machine| machine.touch(line)));
     platform::with(|machine| {
-        machine.released(Hold { task: 0, lock, wanted, taken, released: 0 });
+        machine.released(lock, wanted, taken);
         machine.releases(line, fair);
     });
     if fair {
