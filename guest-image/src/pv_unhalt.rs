@@ -1,7 +1,7 @@
 //! Halts and kicks of stock KVM, without a pvlock host: `hlt` with interrupts off, and the hypercall that ends it.
 //!
-//! KVM keeps one latch for each vCPU: a kick that comes before its halt ends that halt at once. Interrupts are off as long as
-//! this guest lives, so nothing comes between a waiter's last look and its `hlt`.
+//! KVM keeps one latch for each vCPU: a kick that comes before its halt ends that halt at once. This guest has nothing that
+//! interrupts it, so nothing comes between a waiter's last look and its `hlt`.
 
 use crate::entry;
 use core::sync::atomic::{AtomicU32, Ordering};
@@ -34,7 +34,12 @@ pub(crate) fn is_enabled() -> bool {
 pub(crate) fn halt() {
     Protected::advance(&entry::vcpu_block().words[HALTS_WORD]);
     // SAFETY: `enable` made sure of CPL 0. With interrupts off only a kick ends the halt, and that is what the caller wants.
-    unsafe { x86::halt() };
+    // They were on, and nothing here ever sends one.
+    unsafe {
+        x86::irq::disable();
+        x86::halt();
+        x86::irq::enable();
+    }
 }
 
 /// Kicks a vCPU, whose APIC id is its number.

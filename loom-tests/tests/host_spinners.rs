@@ -10,7 +10,7 @@ mod models {
     use pvlock_host::hypercalls::Doorbell;
     use pvlock_host::protocol::offset::record;
     use pvlock_host::protocol::{Features, Header, LockId, RECORD_STRIDE, SlotIndex, VcpuId, Wait, WaitState, region_size};
-    use pvlock_host::{Config, Engine, GuestMemory, PauseLoop, Policy, Queue, RunStates, Unpark, Verdict, Waker};
+    use pvlock_host::{Config, Engine, GuestMemory, PauseLoop, Policy, Queue, RunStates, SleepKind, Unpark, Verdict, Waker};
     use pvlock_loom_tests::Model;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -261,6 +261,50 @@ mod models {
             let sleeps = rig.spin(0);
             owners.join().unwrap();
             assert!(!sleeps || rig.vm.dump(0).all(|sleeper| sleeper.woken) && rig.wakes[0].load(SeqCst) >= before);
+        });
+    }
+
+    /// Somebody who spun sleeps, is on no queue, and was not woken.
+    fn stranded(rig: &Rig) -> bool {
+        rig.vm.dump(0).any(|sleeper| sleeper.kind == SleepKind::Spun && !sleeper.woken && sleeper.queue.is_none())
+    }
+
+    /// vCPU 0 hands its lock and its queue to vCPU 1, which is back meanwhile, waits again, and is parked behind vCPU 2, which is
+    /// on that queue.
+    #[test]
+    fn row_14_the_new_holder_is_parked_again_before_the_queue_is_its_own() {
+        model("a hand-over to a vCPU that is back and spins", || {
+            let rig = Rig::new(3, Queue::Holder);
+            for (id, ticket) in [(1, 1), (2, 2)] {
+                rig.waits(id, ticket, 0, WaitState::Halting);
+                assert!(rig.halt(id));
+            }
+            let other = Arc::clone(&rig);
+            let holder = thread::spawn(move || other.ring(0, Doorbell::Kick(vcpu(1))));
+            rig.vm.unparked(vcpu(1), Unpark::Woken, 0, &&*rig);
+            rig.waits(1, 3, 2, WaitState::Spinning);
+            rig.spin(1);
+            holder.join().unwrap();
+            rig.vm.check_queues().unwrap();
+            assert!(!stranded(&rig), "it sleeps, and nobody will wake it");
+        });
+    }
+
+    /// vCPU 2 brings vCPU 0 online, which is parked, comes back, and is parked again meanwhile.
+    #[test]
+    fn row_06_a_spinner_is_parked_again_while_it_comes_online() {
+        model("a spinner comes online and is parked again", || {
+            let rig = Rig::new(3, Queue::Holder);
+            rig.waits(0, 1, 1, WaitState::Spinning);
+            rig.vm.scheduled_out(vcpu(1));
+            assert!(rig.spin(0));
+            let other = Arc::clone(&rig);
+            let online = thread::spawn(move || other.ring(2, Doorbell::Online(vcpu(0))));
+            rig.vm.unparked(vcpu(0), Unpark::Signal, 0, &&*rig);
+            rig.spin(0);
+            online.join().unwrap();
+            rig.vm.check_queues().unwrap();
+            assert!(!stranded(&rig), "it sleeps, and nobody will wake it");
         });
     }
 }

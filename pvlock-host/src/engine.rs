@@ -278,10 +278,16 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         if kicked.kick() {
             waker.wake(target);
         }
-        if self.config.queue == Queue::Holder {
-            self.queues().hand_over(vcpu, target, lock);
-        }
+        self.hand_over(vcpu, target, lock, waker);
         Verdict::Resume(Resume::Done)
+    }
+
+    /// `lock` has passed from `from` to `to`, which was kicked for it: so do those who sleep on the holder.
+    pub(crate) fn hand_over(&self, from: VcpuId, to: VcpuId, lock: u64, waker: &impl Waker) {
+        let off_queue = self.config.queue == Queue::Holder && self.queues().hand_over(from, to, lock);
+        if off_queue && !active(Mutation::OffQueueAsleep) {
+            self.wake(to, waker);
+        }
     }
 
     /// The sleep of `vcpu` is over, at `now` ns of the driver's clock.
@@ -447,10 +453,14 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     /// Wakes `vcpu` and all who sleep on it, which came online or went offline; none of them is on a queue then.
     fn release(&self, vcpu: VcpuId, waker: &impl Waker) {
-        if !active(Mutation::ReleasedAsleep) {
+        // In this order: it may be back at once, and sleep again, on a queue that has to wake it.
+        if active(Mutation::WokenOnQueue) {
             self.wake(vcpu, waker);
         }
         self.queues().dequeue(vcpu);
+        if !active(Mutation::ReleasedAsleep) && !active(Mutation::WokenOnQueue) {
+            self.wake(vcpu, waker);
+        }
         // Bounded. Nobody is left if the vCPU is offline: who comes later sees that under the queue's lock.
         if active(Mutation::ResetLeavesSleepers) {
             return;

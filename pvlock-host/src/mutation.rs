@@ -37,6 +37,10 @@ pvlock_protocol::mutations! {
     ModeWakesNobody,
     /// A hand-over does not look for a circle.
     HandOverCircle,
+    /// A hand-over that takes the new holder off a queue, as it sleeps again, leaves it asleep.
+    OffQueueAsleep,
+    /// A vCPU that is reset, or comes online or goes offline, is woken first and taken off its queue then.
+    WokenOnQueue,
     /// Somebody who spun is parked on one whose ticket is not known to be the one before.
     StaleHintTrusted,
     /// A wake is not posted if the vCPU is not parked yet, whatever it is.

@@ -13,7 +13,7 @@
 use crate::mutation::{Mutation, active};
 use crate::statistics::Counters;
 use crate::sync::{Ordering, fence};
-use crate::{Engine, GuestMemory, Queue, Waker};
+use crate::{Engine, GuestMemory, Waker};
 use pvlock_protocol::{Features, HostFlags, VcpuId};
 
 impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
@@ -57,10 +57,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         if own.kick() {
             waker.wake(target);
         }
-        if self.config.queue == Queue::Holder
-            && let Some(from) = from
-        {
-            self.queues().hand_over(from, target, lock);
+        if let Some(from) = from {
+            self.hand_over(from, target, lock, waker);
         }
     }
 

@@ -238,10 +238,14 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
 
     /// `lock`, for which `to` waited, passes from `from` to `to`: the others that halted and sleep on `from` for it now sleep
     /// on `to`, in the order of their tickets. Nobody who spun sleeps on `from`, which runs.
-    pub(crate) fn hand_over(&self, from: VcpuId, to: VcpuId, lock: u64) {
-        let (Some(source), Some(target)) = (self.0.get(from.index()), self.0.get(to.index())) else { return };
+    ///
+    /// `to` may have been back since it was kicked, and sleep again, on one of them: then it is taken off that queue. True if so:
+    /// it has to be woken, as nothing else wakes it if it spun.
+    #[must_use]
+    pub(crate) fn hand_over(&self, from: VcpuId, to: VcpuId, lock: u64) -> bool {
+        let (Some(source), Some(target)) = (self.0.get(from.index()), self.0.get(to.index())) else { return false };
         if from == to {
-            return;
+            return false;
         }
         let owner = to.index() as u32;
         {
@@ -255,7 +259,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
             };
             // As in `enqueue`.
             if !target.is_online() {
-                return;
+                return false;
             }
             let (source, list) = (&mut source.halted, &mut list.halted);
             let mut cursor = source.head;
@@ -283,10 +287,12 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                 }
             }
         }
-        // Every edge that was added leads to the new holder, so it is on any new circle. It was kicked: no queue need wake it.
-        if !active(Mutation::HandOverCircle) && self.closes_circle(to) {
+        // Every edge that was added leads to the new holder, so it is on any new circle.
+        let circle = !active(Mutation::HandOverCircle) && self.closes_circle(to);
+        if circle {
             self.dequeue(to);
         }
+        circle
     }
 
     /// Whether following queues from `start` leads back to it (or to a circle that it hangs on), called after an edge was

@@ -10,6 +10,8 @@ use shuttle as model;
 pub(crate) use core::sync::atomic::{AtomicU32, AtomicU64, fence};
 #[cfg(pvlock_loom)]
 pub(crate) use model::sync::atomic::{AtomicU32, AtomicU64, fence};
+#[cfg(all(pvlock_loom, feature = "std"))]
+pub(crate) use model::sync::{Condvar, Mutex};
 
 pub(crate) use core::sync::atomic::Ordering;
 

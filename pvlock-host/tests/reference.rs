@@ -298,8 +298,9 @@ impl Model {
         self.vcpus[from].halted = stay;
         for sleeper in moved {
             if !self.join(sleeper, to, false) {
-                // The circle leads through `to`, which was kicked.
+                // The circle leads through `to`, which is taken off its queue, and so woken.
                 self.leave(to);
+                self.wake(to);
                 assert!(self.join(sleeper, to, false));
             }
         }

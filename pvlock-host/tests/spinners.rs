@@ -6,8 +6,11 @@ use common::machine::*;
 use common::*;
 use pvlock_host::Decision::{Park as P, Resume as R, Yield as Y};
 use pvlock_host::hypercalls::{Doorbell, Status};
-use pvlock_host::protocol::HostFlags;
-use pvlock_host::{Config, Decision, Limits, Park, PauseLoop, Queue, Rate, Resume, Sleep, SleepKind, Unpark, Verdict, Yield};
+use pvlock_host::protocol::{HostFlags, VcpuId, Wait};
+use pvlock_host::{
+    Config, Decision, Limits, Park, PauseLoop, Queue, Rate, Resume, Scheduler, Sleep, SleepKind, Unpark, Verdict, Waker, Yield,
+};
+use std::cell::Cell;
 use std::sync::atomic::Ordering::SeqCst;
 
 #[test]
@@ -62,6 +65,72 @@ fn whatever_ends_the_owners_absence_leaves_no_spinner_behind() {
         assert_eq!(machine.rig.queues().concat(), [], "{name}");
         let counts = machine.rig.engine.statistics();
         assert_eq!((counts.woken, counts.spurious, counts.forced), (2, 0, 0), "{name}");
+    }
+}
+
+/// A vCPU that, once it is woken, is back in the engine before who woke it goes on: it waits again and is parked again.
+struct BackAtOnce<'a> {
+    machine: &'a Machine,
+    id: usize,
+    wait: Option<Wait>,
+    back: Cell<bool>,
+}
+
+impl Waker for BackAtOnce<'_> {
+    fn wake(&self, woken: VcpuId) {
+        self.machine.wake(woken);
+        if woken == vcpu(self.id) && !self.back.replace(true) {
+            let machine = self.machine;
+            machine.rig.unparked(self.id, Unpark::Woken);
+            // Only a reset has made a difference.
+            assert_eq!(machine.rig.call(self.id, Doorbell::Online(vcpu(self.id))), Status::Ok);
+            assert!(matches!(machine.decide(self.id, self.wait), P(_)));
+        }
+    }
+
+    fn scheduler(&self) -> &dyn Scheduler {
+        self.machine
+    }
+}
+
+/// Found by a soak, as sleeps that lasted until their deadline: who had slept again was taken off its queue to break a circle.
+#[test]
+fn row_14_the_new_holder_is_parked_again_before_the_queue_is_its_own() {
+    for polled in [false, true] {
+        let config = Config { queue: Queue::Holder, ..config(PauseLoop::ParkOnPrevious) };
+        let machine = Machine::new(config, 3);
+        machine.rig.sleep(1, held_by(1, 1, 0), Some(0));
+        machine.rig.sleep(2, held_by(1, 2, 0), Some(0));
+        let waker = BackAtOnce { machine: &machine, id: 1, wait: waits_for(3, Some(2), Some(1)), back: Cell::new(false) };
+        if polled {
+            machine.rig.engine.kicked(vcpu(1), &waker);
+        } else {
+            assert_eq!(machine.rig.engine.kick(vcpu(0), vcpu(1), &waker), Verdict::Resume(Resume::Done));
+        }
+        assert_eq!(machine.asleep(), [(2, SleepKind::Halted, Some(1))], "nothing else would wake 1");
+        assert_eq!(machine.rig.woken(), [1, 1]);
+    }
+}
+
+#[test]
+fn row_06_a_vcpu_that_is_parked_again_while_it_is_reset_or_comes_online_stays_on_its_queue() {
+    for doorbell in [Some(Doorbell::Online(vcpu(0))), Some(Doorbell::Offline(vcpu(0))), None] {
+        let machine = Machine::new(config(PauseLoop::ParkOnHolder), 3);
+        machine.off_cpu(1);
+        let wait = waits_for(1, None, Some(1));
+        assert_eq!(machine.decide(0, wait), P(Sleep::OnHolder));
+        let waker = BackAtOnce { machine: &machine, id: 0, wait, back: Cell::new(false) };
+        match doorbell {
+            Some(doorbell) => {
+                let verdict = machine.rig.engine.doorbell(vcpu(2), doorbell.encode(), 0, &waker);
+                assert_eq!(verdict, Verdict::Resume(Resume::Done));
+            }
+            None => machine.rig.engine.reset(vcpu(0), &waker),
+        }
+        machine.rig.woken();
+        assert_eq!(machine.asleep(), [(0, SleepKind::Spun, Some(1))], "{doorbell:?}");
+        machine.on_cpu(1);
+        assert_eq!(machine.rig.woken(), [0], "{doorbell:?}");
     }
 }
 

@@ -2,14 +2,15 @@
 
 use pvlock_guest::protocol::{SlotIndex, VcpuId};
 use pvlock_guest::{CLAIM, Guest, GuestRef, Platform, Word, hypercalls};
+use pvlock_host::driver::Parker;
 use pvlock_host::hypercalls::{Direct, Doorbell, Ring};
-use pvlock_host::{Config, Engine, Nested, Scheduler, Statistics, Unpark, Verdict, Waker, Yields};
+use pvlock_host::{Config, Engine, Nested, Scheduler, Statistics, Verdict, Waker, Yields};
 use shuttle::rand::Rng;
-use shuttle::sync::{Condvar, Mutex};
 use shuttle::thread;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// What the host says for all vCPUs, in ticks: several looks that are short, one that is long.
 const BUDGET: u64 = 4 * CLAIM;
@@ -19,38 +20,15 @@ pub fn choose(n: usize) -> usize {
     shuttle::rand::thread_rng().gen_range(0..n)
 }
 
-/// A thread's sleep: the token of the drivers' `Parker`, on a condition variable instead of a futex. There is no deadline: a wake
-/// that is lost is a deadlock.
-struct Sleeper {
-    token: Mutex<bool>,
-    woken: Condvar,
-}
-
-impl Sleeper {
-    fn new() -> Self {
-        Self { token: Mutex::new(false), woken: Condvar::new() }
-    }
-
-    fn park(&self) {
-        let mut token = self.token.lock().unwrap();
-        while !*token {
-            token = self.woken.wait(token).unwrap();
-        }
-        *token = false;
-    }
-
-    fn unpark(&self) {
-        *self.token.lock().unwrap() = true;
-        self.woken.notify_one();
-    }
-}
-
 /// A VM on one schedule.
 pub struct Vm {
     guest: GuestRef<'static>,
     // In a model its locks are shuttle's, whatever the second parameter says.
     engine: Engine<Nested, parking_lot::RawMutex>,
-    sleepers: Box<[Sleeper]>,
+    /// How the drivers' threads sleep.
+    parkers: Box<[Parker]>,
+    /// No sleep ends at it: a wake that is lost is a deadlock.
+    deadline: Instant,
     ticks: AtomicU64,
     /// Whether waiters that spin report it.
     pause_loops: bool,
@@ -89,7 +67,8 @@ impl Vm {
         let vm = Box::into_raw(Box::new(Self {
             guest,
             engine: Engine::new(config, N, Nested(guest.region())).expect("models have a sound configuration"),
-            sleepers: (0..N).map(|_| Sleeper::new()).collect(),
+            parkers: (0..N).map(|_| Parker::new()).collect(),
+            deadline: Instant::now() + Duration::from_secs(24 * 3600),
             ticks: AtomicU64::new(0),
             pause_loops: config.policy.pause_loop != pvlock_host::PauseLoop::Ignore,
         }));
@@ -132,7 +111,7 @@ impl Vm {
 
     /// Some vCPU.
     pub fn some_vcpu(&self) -> VcpuId {
-        id(choose(self.sleepers.len()))
+        id(choose(self.parkers.len()))
     }
 
     fn doorbell(&'static self, index: usize) -> impl Ring {
@@ -149,8 +128,8 @@ impl Vm {
     fn ring(&self, vcpu: VcpuId, word: u32) {
         match self.engine.doorbell(vcpu, word, 0, self) {
             Verdict::Park(_) => {
-                self.sleepers[vcpu.index()].park();
-                self.engine.unparked(vcpu, Unpark::Woken, 0, self);
+                let how = self.parkers[vcpu.index()].park(self.deadline);
+                self.engine.unparked(vcpu, how, 0, self);
             }
             Verdict::Yield(_) | Verdict::YieldTo(..) => thread::yield_now(),
             Verdict::Resume(_) => {}
@@ -166,7 +145,7 @@ impl Scheduler for Vm {
 
 impl Waker for Vm {
     fn wake(&self, vcpu: VcpuId) {
-        self.sleepers[vcpu.index()].unpark();
+        self.parkers[vcpu.index()].unpark();
     }
 
     fn scheduler(&self) -> &dyn Scheduler {

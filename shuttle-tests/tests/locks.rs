@@ -104,18 +104,20 @@ mod models {
         SIXTEEN.holds(halts::<16>);
     }
 
-    fn parking(name: &str) -> Config {
-        Config { policy: Policy::named(name).expect("a policy"), ..config(Queue::Previous, 1) }
+    fn parking(name: &str, queue: Queue) -> Config {
+        Config { policy: Policy::named(name).expect("a policy"), ..config(queue, 1) }
     }
 
-    /// Waiters that spin are parked behind those that sleep.
+    /// Waiters that spin are parked behind those that sleep, on whomever these sleep.
     #[test]
     fn row_33_spinners_are_parked_and_nobody_stays_asleep() {
-        FOUR.holds(|| ticket::<4>(parking("park-on-previous"), 3, nothing));
-        FOUR.holds(|| preemptable::<4>(parking("park-on-previous"), 3, meddle));
-        EIGHT.holds(|| ticket::<8>(parking("park-on-previous"), 2, meddle));
-        EIGHT.holds(|| preemptable::<8>(parking("park-on-holder"), 2, nothing));
-        SIXTEEN.holds(|| ticket::<16>(parking("park-on-previous"), 2, nothing));
+        for queue in QUEUES {
+            FOUR.holds(move || ticket::<4>(parking("park-on-previous", queue), 3, nothing));
+            FOUR.holds(move || preemptable::<4>(parking("park-on-previous", queue), 3, meddle));
+            EIGHT.holds(move || ticket::<8>(parking("park-on-previous", queue), 2, meddle));
+            EIGHT.holds(move || preemptable::<8>(parking("park-on-holder", queue), 2, nothing));
+            SIXTEEN.holds(move || ticket::<16>(parking("park-on-previous", queue), 2, nothing));
+        }
     }
 
     // All of them fail within the first few dozen schedules. Those that weaken an ordering, or need two preemptions in a row
@@ -151,5 +153,7 @@ mod models {
         HostMutation::VcpuWordByStore.with(|| FOUR.fails("deadlock", || ticket::<4>(config(Queue::Previous, 0), 3, nothing)));
         HostMutation::VcpuWordByStore.with(|| FOUR.fails("deadlock", || preemptable::<4>(config(Queue::Previous, 0), 3, nothing)));
         HostMutation::StoppedCheckedFirst.with(|| FOUR.fails("deadlock", halts::<4>));
+        let parked = || ticket::<8>(parking("park-on-previous", Queue::Holder), 2, meddle);
+        HostMutation::OffQueueAsleep.with(|| EIGHT.fails("deadlock", parked));
     }
 }

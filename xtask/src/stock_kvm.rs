@@ -25,6 +25,8 @@ use crate::{children, packages};
 /// The last line of a machine on which all went well.
 const CLOSING: &str = "stock KVM: every program succeeded";
 const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// After this time an emulator is killed: it may not listen to anything milder.
+const LIMIT: Duration = Duration::from_secs(600);
 /// Test programs, and by how much their work is divided. (Contended loops of about a thousand acquisitions are enough there.)
 const AMD: &[&str] = &["10 boot", "10 failures", "10 locks", "10 notify", "10 policies", "10 pv_unhalt"];
 const INTEL: &[&str] = &["10 pause_loop_exits --nocapture", "30 pv_unhalt", "30 locks the_vcpus_really_run the_locks_we_compare"];
@@ -58,14 +60,6 @@ impl Leg {
             Self::Amd => packages::QEMU,
             Self::Intel => &["bochs", "bochs-term", "bochsbios", "vgabios", "genisoimage", "isolinux", "syslinux-common"],
         }
-    }
-
-    /// After this time the emulator is killed: it may not listen to anything milder.
-    fn limit(self) -> Duration {
-        Duration::from_secs(match self {
-            Self::Amd => 600,
-            Self::Intel => 1200,
-        })
     }
 }
 
@@ -146,7 +140,7 @@ impl Machine {
 
     fn step(&self, emulator: Command) -> Step {
         // Longer than the emulator's own limit, so that it is that which ends it.
-        let limit = self.leg.limit() + Duration::from_secs(30);
+        let limit = LIMIT + Duration::from_secs(30);
         Step { name: self.leg.name(), commands: vec![emulator], runs_tests: true, limit, closing: Some(CLOSING) }
     }
 
@@ -195,7 +189,7 @@ impl Machine {
     /// An emulator that is killed when its time is over, even if this program is not there any more.
     fn emulator(&self, shell: &str, program: &str) -> Command {
         let mut command = Command::new("sh");
-        command.args(["-c", shell, "sh", "timeout", "--signal=KILL"]).arg(self.leg.limit().as_secs().to_string());
+        command.args(["-c", shell, "sh", "timeout", "--signal=KILL"]).arg(LIMIT.as_secs().to_string());
         command.arg(self.root.join(program));
         command
     }

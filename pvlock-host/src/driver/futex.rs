@@ -2,12 +2,14 @@
 //! order what the kernel orders: the last look at the word before a sleep, and a wake.
 
 use crate::sync::AtomicU32;
+#[cfg(pvlock_loom)]
+use crate::sync::{Condvar, Mutex};
 use std::time::Duration;
 
 pub(super) struct Futex {
     pub(super) word: AtomicU32,
     #[cfg(pvlock_loom)]
-    queue: (loom::sync::Mutex<()>, loom::sync::Condvar),
+    queue: (Mutex<()>, Condvar),
 }
 
 /// A signal ended a sleep.
@@ -18,7 +20,7 @@ impl Futex {
         Self {
             word: AtomicU32::new(value),
             #[cfg(pvlock_loom)]
-            queue: (loom::sync::Mutex::new(()), loom::sync::Condvar::new()),
+            queue: (Mutex::new(()), Condvar::new()),
         }
     }
 }

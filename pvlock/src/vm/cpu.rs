@@ -18,6 +18,10 @@ use super::kind::KvmKind;
 use super::layout;
 use super::memory::{GuestMemory, OutOfRange};
 
+/// The bit that is always one, and interrupts on, as a kernel mostly has them, though there is nothing here that sends any. Where
+/// they are off, Bochs 2.7 keeps the host's own from ending the guest's turn on the CPU.
+const RFLAGS: u64 = 1 << 1 | 1 << 9;
+
 /// Privilege level the guest runs at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cpl {
@@ -119,7 +123,7 @@ pub(super) fn set_up(fd: &VcpuFd, vcpu: usize, cpl: Cpl, entry: u64) -> Result<(
         rsp: layout::stack_top(vcpu),
         rdi: vcpu as u64,
         rsi: layout::BOOT_PAGE,
-        rflags: 2, // the bit that is always one; interrupts off
+        rflags: RFLAGS,
         ..Default::default()
     })
     .map_err(failed("setting general registers"))?;
