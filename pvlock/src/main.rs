@@ -37,6 +37,9 @@ static INTERRUPT: AtomicBool = AtomicBool::new(false);
 const EXIT_INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
+    // Rust ignores SIGPIPE, and a `pvlock … | head` would end in a panic.
+    // SAFETY: the default action runs no code of ours, and no other thread has started.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
     let arguments = Arguments::parse();
     let handler = || {
         if INTERRUPT.swap(true, Ordering::Relaxed) {

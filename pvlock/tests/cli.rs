@@ -6,6 +6,7 @@ use common::{Directory, command, interrupt, text};
 use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
+use std::os::unix::process::ExitStatusExt;
 use std::process::Output;
 use std::time::Duration;
 
@@ -40,6 +41,17 @@ fn json_is_one_object_with_every_promised_key() {
         assert_eq!(row["exact"], true, "{row}");
         assert_eq!(row["forced"], 0, "{row}");
     }
+}
+
+/// As in `pvlock | head -1`.
+#[test]
+fn who_reads_no_further_ends_the_program_without_a_panic() {
+    let mut child = command(&["run", "--backend", "threads", "--seconds", "0.2"]).spawn().expect("the command was built");
+    let mut first = [0];
+    // The heading is there at once, the table comes when the pipe is gone.
+    child.stdout.take().expect("piped").read_exact(&mut first).expect("a heading");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!((output.status.signal(), text(&output.stderr)), (Some(libc::SIGPIPE), String::new()));
 }
 
 /// A place for pictures.
