@@ -91,6 +91,10 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.registration.get(&self.memory)
     }
 
+    pub(crate) fn registrations_ended(&self) -> u64 {
+        self.registration.ended()
+    }
+
     // ---- doorbells -------------------------------------------------------------------------------------------------
 
     /// `vcpu` rang this word at `now` ns of the driver's clock. Never fails: what makes no sense is refused and counted.
