@@ -383,7 +383,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     // ---- everything else that ends a sleep ---------------------------------------------------------------------------
 
-    /// An interrupt was injected into `vcpu`: its sleep ends if it takes interrupts, else nothing happens.
+    /// An interrupt was injected into `vcpu`: its sleep ends if it takes interrupts, else nothing happens. For an NMI as well, or
+    /// the vCPU may be parked at a pause-loop exit of its handler.
     pub fn interrupt(&self, vcpu: VcpuId, waker: &impl Waker) {
         if self.vcpu(vcpu).is_some_and(Vcpu::interrupt) {
             waker.wake(vcpu);

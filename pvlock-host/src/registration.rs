@@ -88,6 +88,11 @@ impl<M: GuestMemory> Registered<'_, M> {
         (0..WAIT_SLOTS).rev().filter_map(SlotIndex::new).find_map(|slot| Some((slot, self.wait(vcpu, slot)?)))
     }
 
+    /// What a vCPU publishes at its outermost level that waits. Six loads at most, but for slots that are being written.
+    pub(crate) fn outermost(&self, vcpu: VcpuId) -> Option<Wait> {
+        SlotIndex::all().find_map(|slot| self.wait(vcpu, slot))
+    }
+
     /// What a vCPU publishes of this lock. Twelve loads at most.
     pub(crate) fn wait_for(&self, vcpu: VcpuId, lock: LockId) -> Option<Wait> {
         SlotIndex::all().filter_map(|slot| self.wait(vcpu, slot)).find(|wait| wait.lock == lock)
