@@ -329,7 +329,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     }
 
     /// `vcpu` no longer runs, as it waits for something that the engine does not know: an interrupt, an exit's completion.
-    /// Nobody is parked at a pause-loop exit until it runs, as that may depend on who would be parked.
+    /// Nobody is parked at a pause-loop exit until it runs, as that may depend on who would be parked. Reported of a vCPU that runs:
+    /// who is parked until a preempted one runs stays parked.
     pub fn idle(&self, vcpu: VcpuId) {
         self.publish(vcpu, Some(RunState::NotRunning));
     }

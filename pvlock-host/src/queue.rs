@@ -166,7 +166,7 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                 return Enqueued::NoQueue;
             }
             // Under the lock as well: the owner is marked running under it before its queue is drained.
-            let asleep = || target.parked().is_some() && !vcpu.may_be_in_handler();
+            let asleep = || target.parked().is_some() && (!vcpu.may_be_in_handler() || active(Mutation::HandlerParked));
             let may_await = || vcpu.link.may_await(&list, &target.link, asleep());
             if kind == Kind::Spun && !active(Mutation::StrandNotChecked) && !may_await() {
                 return Enqueued::WouldStrand;
