@@ -290,6 +290,31 @@ mod models {
         });
     }
 
+    /// vCPU 0 is interrupted in its wait, behind vCPU 1, which sleeps. From then on it may spin in the handler, for what it does not
+    /// publish.
+    #[test]
+    fn an_interrupt_comes_and_its_handler_spins() {
+        model("an interrupt in the wait of who is parked behind a sleeper", || {
+            let rig = Rig::new(2, Queue::Previous);
+            rig.waits(1, 1, 1, WaitState::Halting);
+            assert!(rig.halt(1));
+            rig.waits(0, 2, 1, WaitState::Spinning);
+            let other = Arc::clone(&rig);
+            let interrupt = thread::spawn(move || other.vm.interrupt(vcpu(0), &&*other));
+            for _ in 0..2 {
+                if rig.spin(0) {
+                    break;
+                }
+            }
+            interrupt.join().unwrap();
+            if rig.vm.dump(0).any(|sleeper| sleeper.vcpu == vcpu(0)) {
+                assert!(rig.was_woken(0), "it sleeps in its handler");
+                rig.vm.unparked(vcpu(0), Unpark::Woken, 0, &&*rig);
+            }
+            assert!((0..3).all(|_| !rig.spin(0)), "it sleeps in its handler");
+        });
+    }
+
     /// vCPU 2 brings vCPU 0 online, which is parked, comes back, and is parked again meanwhile.
     #[test]
     fn row_06_a_spinner_is_parked_again_while_it_comes_online() {

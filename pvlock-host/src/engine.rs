@@ -91,6 +91,10 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         self.registration.get(&self.memory)
     }
 
+    pub(crate) fn registrations_ended(&self) -> u64 {
+        self.registration.ended()
+    }
+
     // ---- doorbells -------------------------------------------------------------------------------------------------
 
     /// `vcpu` rang this word at `now` ns of the driver's clock. Never fails: what makes no sense is refused and counted.
@@ -325,7 +329,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     }
 
     /// `vcpu` no longer runs, as it waits for something that the engine does not know: an interrupt, an exit's completion.
-    /// Nobody is parked at a pause-loop exit until it runs, as that may depend on who would be parked.
+    /// Nobody is parked at a pause-loop exit until it runs, as that may depend on who would be parked. Reported of a vCPU that runs:
+    /// who is parked until a preempted one runs stays parked.
     pub fn idle(&self, vcpu: VcpuId) {
         self.publish(vcpu, Some(RunState::NotRunning));
     }
@@ -379,7 +384,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     // ---- everything else that ends a sleep ---------------------------------------------------------------------------
 
-    /// An interrupt was injected into `vcpu`: its sleep ends if it takes interrupts, else nothing happens.
+    /// An interrupt was injected into `vcpu`: its sleep ends if it takes interrupts, else nothing happens. For an NMI as well, or
+    /// the vCPU may be parked at a pause-loop exit of its handler.
     pub fn interrupt(&self, vcpu: VcpuId, waker: &impl Waker) {
         if self.vcpu(vcpu).is_some_and(Vcpu::interrupt) {
             waker.wake(vcpu);

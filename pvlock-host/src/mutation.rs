@@ -43,6 +43,8 @@ pvlock_protocol::mutations! {
     WokenOnQueue,
     /// Somebody who spun is parked on one whose ticket is not known to be the one before.
     StaleHintTrusted,
+    /// Somebody who spun is parked behind a sleeper though it was interrupted in its wait.
+    HandlerParked,
     /// A wake is not posted if the vCPU is not parked yet, whatever it is.
     KickNotLatched,
     /// A driver's thread notes that it sleeps with a load and a store.

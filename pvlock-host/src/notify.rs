@@ -31,12 +31,15 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
     /// Delivers what has been counted since the last look, once for each vCPU; returns how many that were. One thread at a
     /// time calls it. One load for each vCPU.
     pub fn poll(&self, waker: &impl Waker) -> usize {
+        // The guest after a reset counts from 0, and may come to what was seen of the one before. Asked for before the region is:
+        // at worst this region's words are taken for news once more.
+        let life = self.registrations_ended();
         let Some(region) = self.registered() else { return 0 };
         let mut kicked = 0;
         for vcpu in self.vcpus() {
             let Some(own) = self.vcpu(vcpu) else { break };
             // The guest's word, read once. Any change is a kick, whatever it says.
-            if self.policies.kicks_are_news(vcpu, region.kick_word(vcpu)) {
+            if self.policies.kicks_are_news(vcpu, life, region.kick_word(vcpu)) {
                 kicked += 1;
                 Counters::count(&own.counters.polled);
                 self.kicked(vcpu, waker);

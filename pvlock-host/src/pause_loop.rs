@@ -8,8 +8,9 @@
 //! A vCPU that is parked here has not announced itself to the lock's releaser. So it sleeps only while the vCPU it waits for
 //! is off-CPU, and the end of that has to wake it; and only if that end cannot depend on the sleeper itself: the other is
 //! preempted, or sleeps for the same lock with the ticket before. (A hint may be stale. A vCPU that held the lock when the hint
-//! was written may sleep by now, in line behind the spinner: to sleep until it runs would be to sleep for good.) Both sides
-//! take the lock of that vCPU's queue:
+//! was written may sleep by now, in line behind the spinner: to sleep until it runs would be to sleep for good. And a vCPU that
+//! was interrupted in its wait may spin for something else, in a handler that holds what the lock's holder waits for: it sleeps
+//! behind nobody who sleeps until that wait is over.) Both sides take the lock of that vCPU's queue:
 //!
 //! ```text
 //! spinner                                    the vCPU it waits for (or who resets it, or takes it offline)
@@ -267,6 +268,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         if !own.may_park() {
             return resume(Resume::NotParking);
         }
+        let outermost = if slot.index() == 0 { Some(wait) } else { self.registered().and_then(|region| region.outermost(vcpu)) };
+        own.note_interrupts(outermost);
         // Noted before the park becomes visible.
         own.parked_at.store(now, Ordering::Relaxed);
         own.link.lock.store(wait.lock.get(), Ordering::Relaxed);

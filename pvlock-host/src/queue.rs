@@ -114,8 +114,9 @@ impl Link {
     ///
     /// A preempted vCPU runs when its scheduler says so. One that sleeps in the engine (`asleep`) runs when it is kicked:
     /// certainly before the spinner is served if it waits for the same lock with the ticket before; but if the hint is stale,
-    /// it may wait for the spinner. What it waits for was noted by its own thread before it was marked as not running, and
-    /// stays, even if it has woken and is idle since: then it is no answer.
+    /// it may wait for the spinner. (So may the lock's holder if the spinner is in an interrupt handler: then `asleep` is false.)
+    /// What it waits for was noted by its own thread before it was marked as not running, and stays, even if it has woken and
+    /// is idle since: then it is no answer.
     fn may_await(&self, list: &List, owner: &Self, asleep: bool) -> bool {
         let ticket = self.ticket.load(Ordering::Relaxed).wrapping_sub(1);
         let is_before = owner.waits_for(self.lock.load(Ordering::Relaxed)) && owner.ticket.load(Ordering::Relaxed) == ticket;
@@ -165,7 +166,8 @@ impl<R: lock_api::RawMutex> Queues<'_, R> {
                 return Enqueued::NoQueue;
             }
             // Under the lock as well: the owner is marked running under it before its queue is drained.
-            let may_await = || vcpu.link.may_await(&list, &target.link, target.parked().is_some());
+            let asleep = || target.parked().is_some() && (!vcpu.may_be_in_handler() || active(Mutation::HandlerParked));
+            let may_await = || vcpu.link.may_await(&list, &target.link, asleep());
             if kind == Kind::Spun && !active(Mutation::StrandNotChecked) && !may_await() {
                 return Enqueued::WouldStrand;
             }

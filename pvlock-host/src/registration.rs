@@ -9,10 +9,14 @@ use pvlock_protocol::{Features, Geometry, LockId, PAGE_SIZE, RunState, SlotIndex
 /// What this version of the host can do with a guest.
 const SUPPORTED: Features = Features::HALT.union(Features::PAUSE_LOOP);
 
-/// The registered region: its address and stride, published in one word.
-///
-/// Bits 12 and up: address. Bits 1–6: stride in units of 128 bytes. Bit 0: registered.
-pub(crate) struct Registration(AtomicU64);
+/// The registered region.
+pub(crate) struct Registration {
+    /// Its address and stride, published in one word. Bits 12 and up: address. Bits 1–6: stride in units of 128 bytes. Bit 0:
+    /// registered.
+    word: AtomicU64,
+    /// How many there were before.
+    ended: AtomicU64,
+}
 
 /// A region that is, or was a moment ago, registered.
 #[derive(Clone, Copy)]
@@ -27,12 +31,12 @@ const _: () = assert!(Geometry::MAX_STRIDE / STRIDE_UNIT < 1 << 6);
 
 impl Registration {
     pub(crate) fn new() -> Self {
-        Self(AtomicU64::new(0))
+        Self { word: AtomicU64::new(0), ended: AtomicU64::new(0) }
     }
 
     pub(crate) fn get<'a, M: GuestMemory>(&self, memory: &'a M) -> Option<Registered<'a, M>> {
         // Acquire: pairs with `set`.
-        let word = self.0.load(Ordering::Acquire);
+        let word = self.word.load(Ordering::Acquire);
         let stride = (word >> 1 & 0x3f) as usize * STRIDE_UNIT;
         (word & 1 == 1).then_some(Registered { memory, base: word & !(PAGE_SIZE as u64 - 1), stride })
     }
@@ -40,11 +44,19 @@ impl Registration {
     pub(crate) fn set(&self, base: u64, geometry: &Geometry) {
         // Release: pairs with `get`.
         let word = base | ((geometry.stride / STRIDE_UNIT) as u64) << 1 | 1;
-        self.0.store(word, Ordering::Release);
+        self.word.store(word, Ordering::Release);
     }
 
     pub(crate) fn clear(&self) {
-        self.0.store(0, Ordering::Release);
+        self.word.store(0, Ordering::Release);
+        // Release: pairs with `ended`.
+        self.ended.fetch_add(1, Ordering::Release);
+    }
+
+    /// How many regions were registered and are no more. Who gets a region afterwards gets none of these.
+    pub(crate) fn ended(&self) -> u64 {
+        // Acquire: pairs with `clear`.
+        self.ended.load(Ordering::Acquire)
     }
 }
 
@@ -74,6 +86,11 @@ impl<M: GuestMemory> Registered<'_, M> {
     /// be compared): six loads at most.
     pub(crate) fn innermost(&self, vcpu: VcpuId) -> Option<(SlotIndex, Wait)> {
         (0..WAIT_SLOTS).rev().filter_map(SlotIndex::new).find_map(|slot| Some((slot, self.wait(vcpu, slot)?)))
+    }
+
+    /// What a vCPU publishes at its outermost level that waits. Six loads at most, but for slots that are being written.
+    pub(crate) fn outermost(&self, vcpu: VcpuId) -> Option<Wait> {
+        SlotIndex::all().find_map(|slot| self.wait(vcpu, slot))
     }
 
     /// What a vCPU publishes of this lock. Twelve loads at most.

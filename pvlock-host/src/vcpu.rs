@@ -5,7 +5,7 @@ use crate::mutation::{Mutation, active, weakened};
 use crate::queue::{Link, List};
 use crate::statistics::Counters;
 use crate::sync::{AtomicU32, AtomicU64, Lock, Ordering};
-use pvlock_protocol::{SlotIndex, WAIT_SLOTS};
+use pvlock_protocol::{SlotIndex, WAIT_SLOTS, Wait};
 
 /// Host-private state of a vCPU.
 pub(crate) struct Vcpu<R> {
@@ -19,7 +19,11 @@ pub(crate) struct Vcpu<R> {
     /// Since when it sleeps, in ns of the driver's clock.
     pub(crate) parked_at: AtomicU64,
     /// The wait in which it was woken ahead of its turn last.
-    pub(crate) early: Early,
+    pub(crate) early: OneWait,
+    /// The outermost wait of those in which it was interrupted last.
+    interrupted: OneWait,
+    /// Whether it may be in an interrupt handler at its last pause-loop exit. As in `OneWait`, no part of any model.
+    handler: core::sync::atomic::AtomicBool,
     /// Answer to its last doorbell.
     pub(crate) answer: AtomicU32,
     /// Argument of its last `RegisterHigh`.
@@ -27,14 +31,14 @@ pub(crate) struct Vcpu<R> {
     pub(crate) counters: Counters,
 }
 
-/// One wait, as a lock and a ticket. It only decides who is woken early: `core`'s atomics, no part of any model.
+/// One wait, as a lock and a ticket. For decisions, or by the vCPU's own thread alone: `core`'s atomics, no part of any model.
 #[derive(Default)]
-pub(crate) struct Early {
+pub(crate) struct OneWait {
     lock: core::sync::atomic::AtomicU64,
     ticket: core::sync::atomic::AtomicU32,
 }
 
-impl Early {
+impl OneWait {
     /// Notes the wait.
     pub(crate) fn set(&self, lock: u64, ticket: u32) {
         self.lock.store(lock, core::sync::atomic::Ordering::Relaxed);
@@ -76,6 +80,8 @@ pub(crate) mod bits {
     pub(crate) const LIMITED: u32 = 1 << 12;
     /// An interrupt was injected since the last halt or pause-loop exit.
     pub(crate) const NEW_INTERRUPT: u32 = 1 << 13;
+    /// An interrupt was injected since `note_interrupts`.
+    pub(crate) const UNNOTED_INTERRUPT: u32 = 1 << 14;
 }
 use bits::*;
 
@@ -122,7 +128,9 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
             queue: Lock::new(List::EMPTY),
             link: Link::new(),
             parked_at: AtomicU64::new(0),
-            early: Early::default(),
+            early: OneWait::default(),
+            interrupted: OneWait::default(),
+            handler: core::sync::atomic::AtomicBool::new(false),
             answer: AtomicU32::new(0),
             pfn_high: AtomicU32::new(0),
             counters: Counters::new(),
@@ -177,7 +185,7 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
     }
 
     pub(crate) fn interrupt(&self) -> bool {
-        self.post(INTERRUPT | NEW_INTERRUPT)
+        self.post(INTERRUPT | NEW_INTERRUPT | UNNOTED_INTERRUPT)
     }
 
     pub(crate) fn wake(&self) -> bool {
@@ -210,7 +218,9 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
 
     /// Starts or ends a life of the vCPU: without what was left of the life before. Whoever calls this wakes it afterwards.
     pub(crate) fn set_online(&self, online: bool) {
-        self.transition(|word| (word & !(LATCHES | INTERRUPT | NEW_INTERRUPT | ONLINE) | if online { ONLINE } else { 0 }, ()));
+        self.transition(|word| {
+            (word & !(LATCHES | INTERRUPT | NEW_INTERRUPT | UNNOTED_INTERRUPT | ONLINE) | if online { ONLINE } else { 0 }, ())
+        });
     }
 
     /// The slot that halted, if the vCPU is parked, and whether something has ended the park already.
@@ -223,6 +233,22 @@ impl<R: lock_api::RawMutex> Vcpu<R> {
 
     pub(crate) fn is_online(&self) -> bool {
         self.word.load(Ordering::Relaxed) & ONLINE != 0
+    }
+
+    /// Notes, at a pause-loop exit, whether the vCPU may be in an interrupt handler: until `outermost`, the outermost wait that it
+    /// publishes, is another one than that in which an interrupt came. Its own thread calls it.
+    pub(crate) fn note_interrupts(&self, outermost: Option<Wait>) {
+        let (lock, ticket) = outermost.map_or((0, 0), |wait| (wait.lock.get(), wait.ticket));
+        if self.word.load(Ordering::Relaxed) & UNNOTED_INTERRUPT != 0 {
+            self.transition(|word| (word & !UNNOTED_INTERRUPT, ()));
+            self.interrupted.set(lock, ticket);
+        }
+        self.handler.store(self.interrupted.is(lock, ticket), core::sync::atomic::Ordering::Relaxed);
+    }
+
+    /// What was noted last.
+    pub(crate) fn may_be_in_handler(&self) -> bool {
+        self.handler.load(core::sync::atomic::Ordering::Relaxed)
     }
 
     /// Parks a vCPU that spun while it waits in `slot`, for interrupts and kicks to end as well. It uses up no latch and no

@@ -70,6 +70,27 @@ fn nobody_polls_for_a_guest_that_does_not_count() {
     }
 }
 
+/// The guest after a reset or a kexec counts from 0 again. What its poller saw of the guest before must not hide its kicks.
+#[test]
+fn row_06_what_was_counted_before_a_reset_hides_no_kick_afterwards() {
+    let rig = rig(counting(), Features::HALT.union(Features::KICK_WORD));
+    let word = rig.ram.word(RECORD_STRIDE + record::KICK_WORD);
+    assert!(rig.engine.poller_wakes());
+    word.store(3, SeqCst);
+    assert_eq!(rig.engine.poll(&rig.waker()), 1);
+    rig.engine.poller_sleeps(&rig.waker());
+    rig.engine.reset_vm(&rig.waker());
+    word.store(0, SeqCst);
+    assert_eq!(rig.register(), Status::Ok);
+    assert_eq!(rig.call(0, Doorbell::Online(vcpu(0))), Status::Ok);
+    rig.sleep(0, waits(1, 1), None);
+    assert!(rig.engine.poller_wakes());
+    // As many kicks, before the poller's first look.
+    word.store(3, SeqCst);
+    rig.engine.poll(&rig.waker());
+    assert_eq!(rig.woken(), [0]);
+}
+
 #[test]
 fn no_counted_kick_is_lost_while_a_poller_comes_and_goes() {
     within_hang_timeout("poller", || {

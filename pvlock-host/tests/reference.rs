@@ -81,6 +81,9 @@ struct Vcpu {
     latches: BTreeSet<usize>,
     /// An interrupt that no halt has taken, and one since the last halt or pause-loop exit.
     interrupts: [bool; 2],
+    /// An interrupt since the last exit at which it could have slept, and the wait in which there was one last.
+    unnoted: bool,
+    interrupted: (u64, u32),
     sleep: Option<Sleep>,
     /// The driver's token.
     token: bool,
@@ -187,7 +190,7 @@ impl Model {
     /// `v` begins or ends a life.
     fn set_online(&mut self, v: usize, online: bool) {
         let own = &mut self.vcpus[v];
-        (own.online, own.latches, own.interrupts) = (online, BTreeSet::new(), [false; 2]);
+        (own.online, own.latches, own.interrupts, own.unnoted) = (online, BTreeSet::new(), [false; 2], false);
     }
 
     fn release(&mut self, v: usize) {
@@ -268,6 +271,10 @@ impl Model {
         }
         let own = &mut self.vcpus[v];
         (own.lock, own.ticket) = (wait.lock.get(), wait.ticket);
+        if std::mem::take(&mut own.unnoted) {
+            own.interrupted = (own.lock, own.ticket);
+        }
+        let handler = own.interrupted == (own.lock, own.ticket);
         if own.latches.contains(&slot) {
             return resume(Resume::Latched);
         }
@@ -279,7 +286,7 @@ impl Model {
         }
         let awaited = &self.vcpus[owner];
         let is_before = awaited.sleep.is_some() && awaited.lock == wait.lock.get() && awaited.ticket == wait.ticket.wrapping_sub(1);
-        if !awaited.preempted && !is_before {
+        if !awaited.preempted && (handler || !is_before) {
             return resume(Resume::NoCandidate);
         }
         if !self.join(v, owner, true) {
@@ -391,7 +398,7 @@ fn step(rig: &Rig, model: &mut Model, event: &Event) {
         Event::Out(_) | Event::Idle(_) => {}
         Event::Interrupt(v) => {
             rig.engine.interrupt(vcpu(v), waker);
-            model.post(v, |vcpu| vcpu.interrupts = [true; 2]);
+            model.post(v, |vcpu| (vcpu.interrupts, vcpu.unnoted) = ([true; 2], true));
         }
         Event::Online(v) | Event::Offline(v) => {
             let online = matches!(event, Event::Online(_));
@@ -470,6 +477,8 @@ proptest! {
             online: true,
             latches: BTreeSet::new(),
             interrupts: [false; 2],
+            unnoted: false,
+            interrupted: (0, 0),
             sleep: None,
             token: false,
             lock: 0,

@@ -7,11 +7,12 @@ use pvlock_host::hypercalls::{Doorbell, Status};
 use pvlock_host::protocol::offset::{header, record};
 use pvlock_host::protocol::{ABI_VERSION, MAGIC, MAX_VCPUS, PAGE_SIZE, RECORD_STRIDE};
 use pvlock_host::{Config, ConfigError, Engine, EngineError, Queue, Resume, RunStates, Unpark, Verdict};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 #[test]
 fn an_engine_that_could_hang_or_that_nobody_can_name_is_not_made() {
-    let new = |config, vcpus| Engine::<_, parking_lot::RawMutex>::new(config, vcpus, &*Box::leak(Box::new(Ram::new(1)))).err();
+    let new = |config, vcpus| Engine::<_, parking_lot::RawMutex>::new(config, vcpus, Memory(Arc::new(Ram::new(1)))).err();
     let no_deadline = Config { deadline_ns: 0, ..Config::default() };
     assert_eq!(new(no_deadline, 1), Some(EngineError::Config(ConfigError::NoDeadline)));
     assert_eq!(new(Config::default(), 0), Some(EngineError::Config(ConfigError::Vcpus)));

@@ -246,6 +246,52 @@ fn a_stale_hint_does_not_park_anybody_on_who_may_wait_for_it() {
     }
 }
 
+/// A handler may hold what the lock's holder waits for, and spin without publishing it: in an NMI, as a newcomer, for an answer.
+/// Then the wait that it has interrupted is no reason to sleep until somebody is served.
+#[test]
+fn who_may_be_in_an_interrupt_handler_is_not_parked_behind_a_sleeper() {
+    type Interrupt = (&'static str, fn(&Machine));
+    let wait = waits_for(5, Some(1), None);
+    let interrupts: [Interrupt; 2] = [
+        ("while it ran", |machine| {
+            machine.rig.engine.interrupt(vcpu(0), machine);
+            assert_eq!(machine.decide(0, waits_for(5, Some(1), None)), R(Resume::Interrupt));
+        }),
+        ("while it slept", |machine| {
+            assert_eq!(machine.decide(0, waits_for(5, Some(1), None)), P(Sleep::OnPrevious));
+            machine.rig.engine.interrupt(vcpu(0), machine);
+            machine.rig.unparked(0, Unpark::Woken);
+        }),
+    ];
+    for (name, interrupt) in interrupts {
+        let machine = Machine::new(config(PauseLoop::ParkOnPrevious), 4);
+        machine.rig.sleep(1, waits(1, 4), None);
+        machine.rig.publish(0, 0, wait);
+        interrupt(&machine);
+        // vCPU 2 holds lock 1; lock 2 is the handler's.
+        machine.rig.sleep(2, waits(2, 1), None);
+        for _ in 0..3 {
+            assert_eq!(machine.decide(0, wait), Y(Yield::Asleep), "{name}: all would sleep until a deadline");
+        }
+        // The handler waits for a lock that it publishes, and does not any more.
+        machine.rig.publish(0, 1, Some(spinning(behind(3, 9, 3))));
+        assert_eq!(machine.decide(0, wait), R(Resume::PreviousRunning), "{name}");
+        machine.rig.publish(0, 1, None);
+        assert_eq!(machine.decide(0, wait), Y(Yield::Asleep), "{name}");
+        // It is over at the latest when the wait is.
+        machine.rig.kick(2, 1);
+        machine.rig.unparked(1, Unpark::Woken);
+        machine.rig.sleep(1, waits(1, 6), None);
+        assert_eq!(machine.decide(0, waits_for(7, Some(1), None)), P(Sleep::OnPrevious), "{name}");
+    }
+    // Who has lost its CPU gets it back, whatever the handler holds.
+    let machine = Machine::new(config(PauseLoop::ParkOnPrevious), 2);
+    machine.off_cpu(1);
+    machine.rig.engine.interrupt(vcpu(0), &machine);
+    assert_eq!(machine.decide(0, wait), R(Resume::Interrupt));
+    assert_eq!(machine.decide(0, wait), P(Sleep::OnPrevious));
+}
+
 #[test]
 fn row_10_a_chain_of_sleepers_grows_no_longer_than_allowed() {
     for chain in [1, 2, 5] {

@@ -4,6 +4,9 @@ use pvlock::backend::{Backend, Spec};
 use pvlock::measure::Measured;
 use pvlock::vm::ExitKind;
 use pvlock_guest_image::LockKind;
+use pvlock_host::driver::threads::threads;
+use pvlock_host::hypercalls::{DEFAULT_PORT, Doorbell, Pio, Transport};
+use pvlock_host::protocol::{Features, Region, VcpuId};
 use pvlock_host::{Config, Policy, Poller, Queue};
 use pvlock_tests::{backends, kvm, run, scaled, spec};
 
@@ -71,4 +74,23 @@ fn kicks_through_eventfds_make_no_exits() {
         assert_eq!(host.kicks_sent, 0, "{context}");
         assert!(host.kicks >= host.kicked, "{context}");
     }
+}
+
+/// KVM would signal them for ever, and nobody would look.
+#[test]
+fn eventfds_that_cannot_all_be_had_leave_none_behind() {
+    use kvm_ioctls::IoEventAddress::Pio as At;
+    use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+    let Some(_) = kvm() else { return };
+    let vm = pvlock::vm::open().unwrap().create_vm().unwrap();
+    let region: &Region<3> = Box::leak(Box::new(Region::new(Features::HALT)));
+    let driver = threads(Config::default(), region.as_ref(), 3).unwrap();
+    let event = EventFd::new(EFD_NONBLOCK).unwrap();
+    let word = |vcpu| -> u32 { Doorbell::Kick(VcpuId::new(vcpu).unwrap()).encode() };
+    let (transport, address) = (Transport::Pio(Pio { port: DEFAULT_PORT }), At(DEFAULT_PORT.into()));
+    // Somebody else has one of the words.
+    vm.register_ioevent(&event, &address, word(2)).unwrap();
+    assert!(driver.kick_by_eventfd(transport, &vm).is_err());
+    vm.unregister_ioevent(&event, &address, word(2)).unwrap();
+    driver.kick_by_eventfd(transport, &vm).unwrap();
 }

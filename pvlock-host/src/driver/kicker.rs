@@ -37,17 +37,28 @@ impl Kicker {
             io::Result::Ok(event)
         };
         let stop = watched(STOP)?;
-        let mut kicks = Vec::new();
-        for vcpu in inner.engine.vcpus() {
-            let kick = watched(vcpu.index() as u64)?;
-            // Of four bytes: a KICK word of another width is as malformed as without eventfds.
-            let word: u32 = Doorbell::Kick(vcpu).encode();
-            vm.register_ioevent(&kick, &address, word).map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
-            kicks.push(kick);
-        }
-        let run = move || run(&inner, &epoll, &kicks);
+        let vcpus = || inner.engine.vcpus();
+        let kicks = vcpus().map(|vcpu| watched(vcpu.index() as u64)).collect::<io::Result<Vec<_>>>()?;
+        let kicks = Arc::new(kicks);
+        let run = {
+            let (inner, kicks) = (Arc::clone(&inner), Arc::clone(&kicks));
+            move || run(&inner, &epoll, &kicks)
+        };
         let thread = std::thread::Builder::new().name("pvlock-kicker".into()).spawn(run)?;
-        Ok(Self { stop, thread })
+        let kicker = Self { stop, thread };
+        // Of four bytes: a KICK word of another width is as malformed as without eventfds.
+        let word = |vcpu| -> u32 { Doorbell::Kick(vcpu).encode() };
+        for (vcpu, kick) in vcpus().zip(&*kicks) {
+            if let Err(error) = vm.register_ioevent(kick, &address, word(vcpu)) {
+                // Or KVM would go on signalling those that nobody looks at.
+                for (vcpu, kick) in vcpus().zip(&*kicks).take(vcpu.index()) {
+                    let _ = vm.unregister_ioevent(kick, &address, word(vcpu));
+                }
+                kicker.end();
+                return Err(io::Error::from_raw_os_error(error.errno()));
+            }
+        }
+        Ok(kicker)
     }
 
     /// Ends the thread, at once. Kicks are lost from then on: nobody may halt any more.

@@ -223,7 +223,7 @@ impl<M: GuestMemory> Driver<M> {
         self.inner.started.elapsed().as_nanos() as u64
     }
 
-    /// An interrupt was injected into `vcpu`: ends its sleep if it takes interrupts.
+    /// An interrupt or an NMI was injected into `vcpu`: ends its sleep if it takes interrupts.
     pub fn interrupt(&self, vcpu: VcpuId) {
         self.inner.engine.interrupt(vcpu, &self.machine());
     }

@@ -125,7 +125,7 @@ pub(crate) struct State {
     pub(crate) flags: AtomicU64,
     /// `Features` that the guest was granted at its last REGISTER.
     pub(crate) accepted: AtomicU64,
-    /// Each vCPU's kick word, as last seen.
+    /// Each vCPU's kick word, as last seen, and in which of the guest's lives: see `State::kicks_are_news`.
     kick_words: Box<[AtomicU64]>,
     /// Each vCPU's run state as last reported, one byte each, so that a search passes over 64 of them with one cache line.
     run_states: Box<[AtomicU8]>,
@@ -167,8 +167,10 @@ impl State {
         }
     }
 
-    /// Whether a vCPU's kick word has changed since the last look; notes it.
-    pub(crate) fn kicks_are_news(&self, vcpu: VcpuId, word: u64) -> bool {
+    /// Whether a vCPU's kick word, in the guest's `life`, has changed since the last look; notes it.
+    pub(crate) fn kicks_are_news(&self, vcpu: VcpuId, life: u64, word: u64) -> bool {
+        // 2^64 / golden ratio: no guest counts as far as from one life's numbers to another's.
+        let word = word.wrapping_add(life.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         self.kick_words.get(vcpu.index()).is_some_and(|seen| seen.swap(word, Ordering::Relaxed) != word)
     }
 

@@ -9,7 +9,7 @@ use pvlock_host::protocol::{Features, Header, LockId, PAGE_SIZE, RECORD_STRIDE, 
 use pvlock_host::{Config, Engine, GuestMemory, Park, Resume, Unpark, Verdict};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::sync::{Mutex, mpsc};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 /// Guest-physical address of the first byte of RAM, and of the region unless a test says otherwise.
@@ -98,33 +98,36 @@ impl Ram {
     }
 }
 
-impl GuestMemory for &Ram {
+/// What the engine has of it.
+pub(crate) struct Memory(pub(crate) Arc<Ram>);
+
+impl GuestMemory for Memory {
     fn contains(&self, address: u64, length: u64) -> bool {
-        let end = RAM + self.words.len() as u64 * 8;
+        let end = RAM + self.0.words.len() as u64 * 8;
         let contains = address >= RAM && address.checked_add(length).is_some_and(|last| last <= end);
         if contains {
-            self.watch.lock().unwrap().allowed = (address, address + length);
+            self.0.watch.lock().unwrap().allowed = (address, address + length);
         }
         contains
     }
 
     fn load(&self, address: u64) -> u64 {
-        let mut watch = self.watch.lock().unwrap();
+        let mut watch = self.0.watch.lock().unwrap();
         *watch.loads.entry(address).or_default() += 1;
-        self.access(&watch, address).load(SeqCst)
+        self.0.access(&watch, address).load(SeqCst)
     }
 
     fn store(&self, address: u64, value: u64) {
-        let mut watch = self.watch.lock().unwrap();
+        let mut watch = self.0.watch.lock().unwrap();
         watch.stores.push((address, value));
-        self.access(&watch, address).store(value, SeqCst);
+        self.0.access(&watch, address).store(value, SeqCst);
     }
 }
 
 /// An engine on its RAM, driven by one thread.
 pub(crate) struct Rig {
-    pub(crate) engine: Engine<&'static Ram, parking_lot::RawMutex>,
-    pub(crate) ram: &'static Ram,
+    pub(crate) engine: Engine<Memory, parking_lot::RawMutex>,
+    pub(crate) ram: Arc<Ram>,
     woken: Mutex<Vec<usize>>,
     pub(crate) now: AtomicU64,
 }
@@ -132,8 +135,8 @@ pub(crate) struct Rig {
 impl Rig {
     /// Nothing registered yet.
     pub(crate) fn bare(config: Config, vcpus: usize) -> Self {
-        let ram = Box::leak(Box::new(Ram::new(vcpus)));
-        let engine = Engine::new(config, vcpus, &*ram).unwrap();
+        let ram = Arc::new(Ram::new(vcpus));
+        let engine = Engine::new(config, vcpus, Memory(Arc::clone(&ram))).unwrap();
         Self { engine, ram, woken: Mutex::default(), now: AtomicU64::new(0) }
     }
 

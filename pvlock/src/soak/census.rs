@@ -4,11 +4,13 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::fs;
 use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time for threads that have been joined to be gone from `/proc` as well.
-const SETTLE: Duration = Duration::from_secs(2);
+/// What is gone by then has not leaked: threads that were joined are in `/proc` for a moment, and a VM that is dropped leaves its
+/// threads behind if they get no CPU for 2 s.
+const SETTLE: Duration = Duration::from_secs(60);
 /// Runs whose memory is looked at together: what the most of the first and the least of the last used is not by chance.
 const WINDOW: usize = 20;
 /// So much more memory is a leak: less than the RAM of one guest, more than the allocator's own.
@@ -72,11 +74,12 @@ impl Census {
         Ok(Self { first: Count::now()?, most_at_first: 0, first_runs: 0, last: VecDeque::new() })
     }
 
-    /// Looks again, between two runs.
-    pub(super) fn take(&mut self) -> io::Result<Growth> {
+    /// Looks again, between two runs. Waits for what may still go away, unless interrupted.
+    pub(super) fn take(&mut self, interrupt: &AtomicBool) -> io::Result<Growth> {
         let asked = Instant::now();
+        let waits = || asked.elapsed() < SETTLE && !interrupt.load(Ordering::Relaxed);
         let mut count = Count::now()?;
-        while (count.files > self.first.files || count.threads > self.first.threads) && asked.elapsed() < SETTLE {
+        while (count.files > self.first.files || count.threads > self.first.threads) && waits() {
             thread::sleep(Duration::from_millis(1));
             count = Count::now()?;
         }
@@ -119,7 +122,7 @@ mod tests {
         let mut census = Census::new().expect("/proc");
         let files: Vec<_> = (0..50).map(|_| fs::File::open("/proc/self/status").expect("a file")).collect();
         // Other tests of this process open and close theirs meanwhile.
-        assert!(census.take().expect("/proc").fault().is_some());
+        assert!(census.take(&AtomicBool::new(true)).expect("/proc").fault().is_some());
         drop(files);
     }
 

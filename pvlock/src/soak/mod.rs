@@ -138,7 +138,7 @@ impl Soak<'_> {
                     None if number + 1 < backends.len() as u64 => return Ok(()),
                     None => census.insert(Census::new().map_err(|error| error.to_string())?),
                 };
-                self.summary.growth = census.take().map_err(|error| error.to_string())?;
+                self.summary.growth = census.take(self.interrupt).map_err(|error| error.to_string())?;
                 self.summary.growth.fault().map_or(Ok(()), Err)
             });
             self.summary.time = started.elapsed();
