@@ -35,9 +35,10 @@ pub enum Doorbell {
     /// 3: the region is about to be reused; the host forgets it before it answers, and every vCPU is offline until it says
     /// `Online` again. Answered by a [`Status`].
     Unregister,
-    /// 4: this vCPU takes part from now on. Answered by a [`Status`].
+    /// 4: this vCPU takes part from now on, as one that was just reset: kicks and interrupts from before are forgotten, and whoever
+    /// sleeps on it is woken. Answered by a [`Status`].
     Online(VcpuId),
-    /// 5: this vCPU has left. Answered by a [`Status`].
+    /// 5: this vCPU has left, with the same consequences; that needs no region. Answered by a [`Status`].
     Offline(VcpuId),
     /// 6: the calling vCPU has nothing to do until the latch of `slot` is set; consumes the latch. May return spuriously.
     /// No answer.

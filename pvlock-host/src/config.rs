@@ -31,7 +31,8 @@ pub struct Config {
     /// Where sleepers wait.
     pub queue: Queue,
     /// How many halted sleepers of its queue a vCPU wakes when it resumes, so that they run by the time it hands over: 0
-    /// leaves that to the guest's kick, 1 wakes the next in line early. Nobody is woken early twice in one wait.
+    /// leaves that to the guest's kick, 1 wakes the next in line early. One that has been woken but is still there counts as well.
+    /// Nobody is woken early twice in one wait.
     pub wake_ahead: u32,
     /// Longest sleep in ns. Reaching it is counted as a forced wake: 0 in a healthy system. Not 0.
     pub deadline_ns: u64,

@@ -210,7 +210,12 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     // ---- halt and kick ---------------------------------------------------------------------------------------------
 
-    /// `vcpu` has nothing to do until the latch of `slot` is set.
+    /// `vcpu` has nothing to do until the latch of `slot` is set. A latch that is set already is taken, even while the VM is paused;
+    /// a vCPU that is offline does not park, and keeps what latches it has.
+    ///
+    /// Where the policy has a queue for it, and the vCPU that it names there is another one and online, it stands on that vCPU's
+    /// queue until it is back: behind those of the same lock whose tickets are not later, and at the end if there are none that
+    /// are. Whoever was woken early in this wait stands on none.
     pub fn halt(&self, vcpu: VcpuId, slot: SlotIndex, interrupts: bool, now: u64) -> Verdict {
         let Some(own) = self.vcpu(vcpu) else { return Verdict::Resume(Resume::Refused) };
         Counters::count(&own.counters.halts);
@@ -268,7 +273,8 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
         owner.filter(|&owner| owner != vcpu)
     }
 
-    /// `vcpu` kicks `target`.
+    /// `vcpu` kicks `target`: all its latches are set, and with [`Queue::Holder`], as the lock is the target's now, those who halted
+    /// for the lock that the target halted for last move from the queue of `vcpu` to that of the target.
     pub fn kick(&self, vcpu: VcpuId, target: VcpuId, waker: &impl Waker) -> Verdict {
         let Some(own) = self.vcpu(vcpu) else { return Verdict::Resume(Resume::Refused) };
         let Some(kicked) = self.vcpu(target) else {
@@ -384,16 +390,16 @@ impl<M: GuestMemory, R: lock_api::RawMutex> Engine<M, R> {
 
     // ---- everything else that ends a sleep ---------------------------------------------------------------------------
 
-    /// An interrupt was injected into `vcpu`: its sleep ends if it takes interrupts, else nothing happens. For an NMI as well, or
-    /// the vCPU may be parked at a pause-loop exit of its handler.
+    /// An interrupt was injected into `vcpu`: its sleep ends if it takes interrupts; if not, or if it does not sleep, the next halt
+    /// that takes interrupts returns at once. For an NMI as well, or the vCPU may be parked at a pause-loop exit of its handler.
     pub fn interrupt(&self, vcpu: VcpuId, waker: &impl Waker) {
         if self.vcpu(vcpu).is_some_and(Vcpu::interrupt) {
             waker.wake(vcpu);
         }
     }
 
-    /// `vcpu` was reset: it is offline until it comes online again, has no latches, nobody sleeps on it, and nothing of its
-    /// last doorbells is left. If it was parked it is woken; its driver still reports `unparked`.
+    /// `vcpu` was reset: it is offline until it comes online again, has no latches, nobody sleeps on it, and neither half of a
+    /// page frame number nor an answer is left. If it was parked it is woken; its driver still reports `unparked`.
     pub fn reset(&self, vcpu: VcpuId, waker: &impl Waker) {
         self.set_online(vcpu, false, waker);
         if let Some(own) = self.vcpu(vcpu) {
