@@ -131,7 +131,7 @@ impl Vm {
                 let how = self.parkers[vcpu.index()].park(self.deadline);
                 self.engine.unparked(vcpu, how, 0, self);
             }
-            // Nor is a yield heard each time.
+            // Not each yield is heard.
             Verdict::Yield(_) | Verdict::YieldTo(..) if choose(2) == 0 => thread::yield_now(),
             Verdict::Yield(_) | Verdict::YieldTo(..) | Verdict::Resume(_) => {}
         }

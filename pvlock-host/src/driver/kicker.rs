@@ -8,7 +8,6 @@ use pvlock_protocol::VcpuId;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::vec::Vec;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -38,8 +37,7 @@ impl Kicker {
         };
         let stop = watched(STOP)?;
         let vcpus = || inner.engine.vcpus();
-        let kicks = vcpus().map(|vcpu| watched(vcpu.index() as u64)).collect::<io::Result<Vec<_>>>()?;
-        let kicks = Arc::new(kicks);
+        let kicks: Arc<[_]> = vcpus().map(|vcpu| watched(vcpu.index() as u64)).collect::<io::Result<_>>()?;
         let run = {
             let (inner, kicks) = (Arc::clone(&inner), Arc::clone(&kicks));
             move || run(&inner, &epoll, &kicks)

@@ -117,13 +117,20 @@ fn resident_kib() -> io::Result<u64> {
 mod tests {
     use super::*;
 
+    /// One test: files of the one would be counted by the other.
     #[test]
-    fn a_file_that_stays_open_is_seen() {
+    fn a_file_that_stays_open_is_seen_and_what_goes_away_late_has_not_leaked() {
         let mut census = Census::new().expect("/proc");
         let files: Vec<_> = (0..50).map(|_| fs::File::open("/proc/self/status").expect("a file")).collect();
         // Other tests of this process open and close theirs meanwhile.
         assert!(census.take(&AtomicBool::new(true)).expect("/proc").fault().is_some());
-        drop(files);
+        let late = thread::spawn(move || {
+            // Longer than a dropped VM waits for its threads.
+            thread::sleep(Duration::from_secs(3));
+            drop(files);
+        });
+        assert!(census.take(&AtomicBool::new(false)).expect("/proc").fault().is_none());
+        late.join().expect("no panic");
     }
 
     #[test]
